@@ -1,0 +1,27 @@
+"""`python3 -m pdlab COMMAND`: on a bare machine, sets the environment up first.
+
+This file is read by whatever Python is there: it keeps to a syntax that old ones understand.
+"""
+
+import sys
+
+LOWEST = (3, 11)
+
+
+def main() -> None:
+    """Run the command of sys.argv, in an environment that has what it needs."""
+    if sys.version_info < LOWEST:
+        sys.exit(
+            f"pdlab: Python 3.11 to 3.13 is needed and {sys.executable} is {sys.version.split()[0]}: "
+            "run it with a newer one, as in `python3.11 -m pdlab ...`"
+        )
+    from pdlab.setup.bootstrap import prepare
+
+    prepare(sys.argv[1:])
+    from pdlab import cli
+
+    sys.exit(cli.main())
+
+
+if __name__ == "__main__":
+    main()

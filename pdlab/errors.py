@@ -1,0 +1,31 @@
+"""What pdlab raises: one line that says what is wrong, and what to do about it."""
+
+
+class PdlabError(Exception):
+    """A problem the reader can act on.
+
+    Args:
+        message: one line, what is wrong.
+        hint: what to do; shown beneath the message.
+    """
+
+    def __init__(self, message: str, hint: str | None = None):
+        super().__init__(message if hint is None else f"{message}\n  {hint}")
+        self.message = message
+        self.hint = hint
+
+
+class StartError(PdlabError):
+    """An instance did not come up; nothing of it is left running."""
+
+
+class MismatchError(PdlabError):
+    """A prefill and a decode instance that must not be paired (stock vLLM would answer with wrong text)."""
+
+
+class RequestError(PdlabError):
+    """A request that an instance or the proxy refused or failed; `status` is the HTTP status."""
+
+    def __init__(self, status: int, message: str, hint: str | None = None):
+        super().__init__(message, hint)
+        self.status = status

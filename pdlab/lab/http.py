@@ -1,0 +1,19 @@
+"""One HTTP client for this process: making one costs more than a request on loopback."""
+
+import functools
+
+import httpx
+
+
+@functools.cache
+def client() -> httpx.Client:
+    """A client without read timeout (a generation may take any time) that ignores proxy settings of the environment."""
+    return httpx.Client(timeout=httpx.Timeout(None, connect=5), trust_env=False)
+
+
+def healthy(url: str) -> bool:
+    """Whether the server at `url` answers 200 at /health."""
+    try:
+        return client().get(f"{url}/health", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,130 @@
+"""One engine of a lab, as a notebook holds it: `lab.prefill` and `lab.decode`."""
+
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from pdlab.errors import PdlabError
+from pdlab.lab.answer import Answer, complete
+from pdlab.lab.command import Command
+from pdlab.lab.http import client, healthy
+from pdlab.lab.process import Process
+from pdlab.lab.settings import Role
+
+
+@dataclass
+class Instance:
+    """A prefill or a decode instance that is running, here or on another host.
+
+    Attributes:
+        role: "prefill" (kv_producer) or "decode" (kv_consumer).
+        url: of its OpenAI API server.
+        bootstrap: of its bootstrap server; None on a decode instance, which has none.
+        command: how it was started; None if it was started elsewhere.
+        process: its supervised process; None if it was started elsewhere.
+        folder: where its log and its step log lie; None if it was started elsewhere.
+    """
+
+    role: Role
+    url: str
+    bootstrap: str | None = None
+    command: Command | None = None
+    process: Process | None = None
+    folder: Path | None = None
+    _facts: dict[str, Any] | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the running engine says of itself: model, dtype, layers, KV layout … (`GET /pdlab/instance`).
+
+        Raises:
+            PdlabError: it does not answer, or was started without pdlab's plugin.
+        """
+        if self._facts is None:
+            self._facts = self._ask_facts()
+        return self._facts
+
+    def _ask_facts(self) -> dict[str, Any]:
+        try:
+            answer = client().get(f"{self.url}/pdlab/instance", timeout=60)
+        except httpx.HTTPError as error:
+            raise PdlabError(
+                f"the {self.role} instance {self.url} does not answer ({error})",
+                "is it running, and reachable from here?",
+            ) from None
+        if answer.status_code != 200:
+            raise PdlabError(
+                f"{self.url} does not say what it runs, so prefill and decode cannot be compared",
+                f"start it with: python3 -m pdlab serve {self.role}",
+            )
+        return dict(answer.json())
+
+    @property
+    def engine_id(self) -> str:
+        """`kv_transfer_config.engine_id` as its first worker holds it."""
+        return str(self.facts["workers"][0]["engine_id"])
+
+    @property
+    def kv_layout(self) -> dict[str, Any]:
+        """The KV memory that its first worker registered: regions, base addresses, block lengths in bytes."""
+        return dict(self.facts["workers"][0])
+
+    @property
+    def alive(self) -> bool:
+        return self.process.alive if self.process else self.healthy
+
+    @property
+    def healthy(self) -> bool:
+        return healthy(self.url)
+
+    @property
+    def log(self) -> Path | None:
+        """The engine's log file."""
+        return Path(self.process.log) if self.process else None
+
+    @property
+    def steps_file(self) -> Path | None:
+        """What the engine reported of its steps (pdlab.inside.stats)."""
+        return self.folder / f"{self.role}.steps.jsonl" if self.folder else None
+
+    def bootstrap_query(self) -> dict[str, Any]:
+        """`GET /query` of its bootstrap server: {dp_rank: {engine_id, worker_addr: {tp_rank: {pp_rank: address}}}}.
+
+        Raises:
+            PdlabError: it has none, or it does not answer.
+        """
+        if self.bootstrap is None:
+            raise PdlabError("only a prefill instance has a bootstrap server", "ask lab.prefill")
+        try:
+            return dict(client().get(f"{self.bootstrap}/query", timeout=5).raise_for_status().json())
+        except httpx.HTTPError as error:
+            raise PdlabError(
+                f"the bootstrap server {self.bootstrap} does not answer ({error})", "is the prefill instance up?"
+            ) from None
+
+    def metrics(self) -> dict[str, float]:
+        """The engine's Prometheus samples, `name{labels}` to value."""
+        text = client().get(f"{self.url}/metrics", timeout=10).text
+        rows = re.findall(r"^(vllm:\S+?(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
+        return {name: float(value) for name, value in rows}
+
+    def complete(self, prompt: str | list[int], max_tokens: int = 16, fresh: bool = True, **body: Any) -> Answer:
+        """Have this engine alone answer a prompt, prefill and decode. Greedy unless `body` says otherwise.
+
+        Args:
+            fresh: compute the whole prompt here, whatever the prefix cache holds (by a `cache_salt` of its own): on a
+                decode instance that cache also holds blocks that P computed.
+
+        Raises:
+            RequestError: it refused or failed.
+        """
+        salt = {"cache_salt": uuid.uuid4().hex} if fresh else {}
+        return complete(self.url, prompt, max_tokens, {**salt, **body}, who=f"the {self.role} instance")
+
+    def __repr__(self) -> str:
+        state = "up" if self.alive else "down"
+        return f"<{self.role} instance {self.url} {state}>"

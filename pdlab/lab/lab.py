@@ -1,0 +1,245 @@
+"""`lab = pdlab.up()`: a prefill instance, a decode instance and the proxy, as one thing a notebook holds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pdlab.errors import PdlabError, StartError
+from pdlab.lab import profile as profiles
+from pdlab.lab import record as records
+from pdlab.lab.answer import Answer, complete
+from pdlab.lab.command import Command, engine_command, instrumented
+from pdlab.lab.compare import check_pair
+from pdlab.lab.instance import Instance
+from pdlab.lab.ports import Ports
+from pdlab.lab.process import Process, owner_of_lab, spawn
+from pdlab.lab.progress import progress
+from pdlab.lab.proxy_server import ProxyServer, spawn_proxy
+from pdlab.lab.record import Record
+from pdlab.lab.settings import ROLES, Role, Settings
+from pdlab.lab.startup import Report, wait_until_serving
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass
+class Lab:
+    """A running lab.
+
+    Attributes:
+        name: by which other processes find it.
+        settings: what it was started with; None for instances that were joined.
+        prefill, decode: its engines.
+        proxy: the server that a client talks to.
+    """
+
+    name: str
+    settings: Settings | None
+    prefill: Instance
+    decode: Instance
+    proxy: ProxyServer
+
+    def send(self, prompt: str | list[int], max_tokens: int = 16, **body: Any) -> Answer:
+        """Send one prompt through the proxy: prefilled on P, decoded on D. Greedy unless `body` says otherwise.
+
+        Args:
+            prompt: text, or token ids.
+            body: further fields of `/v1/completions`.
+
+        Raises:
+            RequestError: the proxy or an instance refused or failed it.
+        """
+        return complete(self.proxy.url, prompt, max_tokens, body, who="the proxy")
+
+    def status(self) -> dict[str, Any]:
+        """What runs: up (all of it), and for each server its url, whether it is up, its pids and its log."""
+        servers: dict[str, Any] = {"prefill": self.prefill, "decode": self.decode, "proxy": self.proxy}
+        states = {key: _status_of(server) for key, server in servers.items()}
+        return {"name": self.name, "up": all(state["up"] for state in states.values()), "servers": states}
+
+    def down(self) -> None:
+        """End every process of the lab that pdlab started. Instances that were joined are left alone."""
+        if self.settings is None:
+            self.proxy.process.stop()
+        else:
+            down(self.name)
+
+    def __enter__(self) -> "Lab":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
+
+    def __repr__(self) -> str:
+        return f"<Lab {self.name}: {self.prefill!r}, {self.decode!r}, {self.proxy!r}>"
+
+
+def _status_of(server: Instance | ProxyServer) -> dict[str, Any]:
+    process = server.process
+    status: dict[str, Any] = {"url": server.url, "up": server.alive}
+    if isinstance(server, Instance) and server.bootstrap:
+        status["bootstrap"] = server.bootstrap
+    if process is not None:
+        status |= {"pids": process.pids(), "log": process.log}
+        if not server.alive:
+            status["ended"] = process.why_ended()
+    return status
+
+
+def up(
+    model: str | None = None,
+    profile: str | None = None,
+    *,
+    name: str = "default",
+    report: Report | None = None,
+    **choices: Any,
+) -> Lab:
+    """Attach to the running lab, or start one and return when it answers.
+
+    Args:
+        model: path of a checkpoint, or a hub name; None: SmolLM2-135M-Instruct.
+        profile: "cpu" or "cuda"; None: what this machine has.
+        name: labs of other names run beside each other.
+        report: called with (server, stage, seconds) while waiting; None: shown where this runs.
+        choices: further fields of `pdlab.lab.settings.Settings`: dtype, max_model_len, kv_cache_bytes …
+
+    Raises:
+        StartError: an engine did not start; nothing is left of it.
+        PdlabError: the running lab has other settings than those asked for, or a setting is impossible.
+    """
+    asked = {key: value for key, value in {"model": model, "profile": profile, **choices}.items() if value is not None}
+    wanted = _settings(asked)
+    with records.locked(name):
+        found = records.load(name)
+        if found is not None and found.ready and not found.dead:
+            _must_agree(name, found.settings, wanted, set(asked))
+            return _lab(name, found)
+        with progress(report) as tell:
+            if found is not None:
+                if found.ready:
+                    tell("lab", f"{', '.join(found.dead)} died: starting again", 0.0)
+                _stop(found)
+            return _lab(name, _start(name, wanted, tell))
+
+
+def _settings(asked: dict[str, Any]) -> Settings:
+    try:
+        return profiles.settings(**asked)
+    except TypeError as error:
+        raise PdlabError(
+            f"up() does not take this: {error}", "it takes model, profile and the fields of Settings"
+        ) from None
+
+
+def _must_agree(name: str, running: Settings, wanted: Settings, asked: set[str]) -> None:
+    same = Settings.from_dict({**running.as_dict(), **{key: wanted.as_dict()[key] for key in asked}})
+    if same != running:
+        raise PdlabError(
+            f"lab {name!r} is running with {running.differences(same)}",
+            "end it first (lab.down() or: python3 -m pdlab down), or start another with name=…",
+        )
+
+
+def status_of(name: str = "default") -> dict[str, Any]:
+    """`Lab.status` of the lab of that name; without servers if there is none."""
+    found = records.load(name)
+    if found is None or not found.processes or not found.ready:
+        return {"name": name, "up": False, "servers": {}}
+    return _lab(name, found).status()
+
+
+def attach(name: str = "default") -> Lab:
+    """The running lab of that name.
+
+    Raises:
+        PdlabError: there is none, or a server of it died.
+    """
+    found = records.load(name)
+    if found is None or not found.ready:
+        raise PdlabError(f"no lab {name!r} is running", "start it: python3 -m pdlab up")
+    if found.dead:
+        raise PdlabError(f"lab {name!r} is broken: {', '.join(found.dead)} died", "bring it back: python3 -m pdlab up")
+    return _lab(name, found)
+
+
+def down(name: str = "default") -> bool:
+    """End the lab of that name; False if there was none."""
+    if not records.folder(name).exists():
+        return False
+    with records.locked(name):
+        found = records.load(name)
+        if found is None:
+            return False
+        _stop(found)
+        records.remove(name)
+        return True
+
+
+def _start(name: str, settings: Settings, tell: Report) -> Record:
+    ports = Ports(LOOPBACK)
+    record = Record(settings, {}, {key: ports.take(key) for key in ("prefill", "bootstrap", "decode", "proxy")})
+    try:
+        for role in ROLES:
+            record.processes[role] = _spawn_engine(name, record, role, ports)
+        record.processes["proxy"] = _spawn_proxy(name, record, ports)
+        ports.close()
+        records.save(name, record)
+        wait_until_serving({key: (process, record.url(key)) for key, process in record.processes.items()}, tell)
+        _prove_ready(_lab(name, record), tell)
+    except BaseException:  # Ctrl-C too: whatever was started goes
+        ports.close()
+        _stop(record)
+        records.remove(name)
+        raise
+    for process in record.processes.values():
+        process.keep()
+    record.ready = True
+    records.save(name, record)
+    return record
+
+
+def _spawn_engine(name: str, record: Record, role: Role, ports: Ports) -> Process:
+    folder = records.folder(name)
+    command = instrumented(_command(record, role), role, folder)
+    return spawn(
+        role, command.full_argv(), folder=folder, env=command.full_env(), ports=ports,
+        owner=owner_of_lab(), cores=profiles.cores_for(role) if record.settings.profile == "cpu" else (),
+    )  # fmt: skip
+
+
+def _command(record: Record, role: Role) -> Command:
+    bootstrap = record.ports["bootstrap"] if role == "prefill" else None
+    return engine_command(role, record.settings, host=LOOPBACK, port=record.ports[role], bootstrap_port=bootstrap)
+
+
+def _spawn_proxy(name: str, record: Record, ports: Ports) -> Process:
+    urls = {key: record.url(key) for key in ("prefill", "bootstrap", "decode")}
+    return spawn_proxy(records.folder(name), ports, record.ports["proxy"], **urls, owner=owner_of_lab())
+
+
+def _prove_ready(lab: Lab, tell: Callable[[str, str, float], None]) -> None:
+    """Both answer a completion, the bootstrap names OUR prefill instance, and the two are a pair."""
+    for instance in (lab.prefill, lab.decode):
+        instance.complete("Hello", max_tokens=1)
+    named = {entry["engine_id"] for entry in lab.prefill.bootstrap_query().values()}
+    if lab.prefill.engine_id not in named:
+        raise StartError(
+            f"the bootstrap server {lab.prefill.bootstrap} names {named}, not our prefill instance", "try again"
+        )
+    check_pair(lab.prefill.facts, lab.decode.facts)
+
+
+def _stop(record: Record) -> None:
+    for process in record.processes.values():
+        process.stop()
+
+
+def _lab(name: str, record: Record) -> Lab:
+    folder = records.folder(name)
+
+    def instance(role: Role) -> Instance:
+        bootstrap = record.url("bootstrap") if role == "prefill" else None
+        return Instance(role, record.url(role), bootstrap, _command(record, role), record.processes[role], folder)
+
+    proxy = ProxyServer(record.url("proxy"), record.processes["proxy"])
+    return Lab(name, record.settings, instance("prefill"), instance("decode"), proxy)

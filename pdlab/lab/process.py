@@ -1,0 +1,142 @@
+"""Starting a server under a nanny, recognising it later from any process, and ending it."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pdlab.lab import nanny
+from pdlab.lab.ports import Ports
+
+# Popen objects of nannies that this process started: kept, so that an ended one is reaped and is no zombie.
+_started: dict[int, subprocess.Popen[bytes]] = {}
+
+
+@dataclass(frozen=True)
+class Process:
+    """A supervised server: enough to find it again after this Python process is gone.
+
+    Attributes:
+        name: which server of the lab.
+        pid: of its nanny. `start` is the clock tick at which that started: a pid alone may be somebody else by now.
+        log: what the server prints.
+        ended: where the nanny writes why it ended.
+        scratch: the server's TMPDIR, removed when it ends.
+    """
+
+    name: str
+    pid: int
+    start: int
+    log: str
+    ended: str
+    scratch: str
+
+    @property
+    def alive(self) -> bool:
+        if self.pid in _started:
+            _started[self.pid].poll()
+        return nanny.start_time(self.pid) == self.start
+
+    def why_ended(self) -> str:
+        """One line on how it ended; "killed" where the nanny could not write it."""
+        try:
+            end = json.loads(Path(self.ended).read_text())
+        except (OSError, ValueError):
+            return "killed"
+        return f"{end['why']} (exit code {end['code']})"
+
+    def server_pid(self) -> int | None:
+        """Pid of the server itself; None if it is gone."""
+        return next(iter(self.pids()[1:]), None)
+
+    def pids(self) -> list[int]:
+        """Pids of the nanny, the server and all beneath them."""
+        return [self.pid, *nanny.descendants(self.pid)] if self.alive else []
+
+    def wait(self) -> None:
+        """Return when it has ended."""
+        while self.alive:
+            time.sleep(0.2)
+
+    def keep(self) -> None:
+        """Let it outlive the process that started it (not its owner)."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+
+    def stop(self) -> None:
+        """End the server and all beneath it; returns when they are gone. No error if they are."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+        while self.alive:
+            time.sleep(0.02)
+        _started.pop(self.pid, None)
+        shutil.rmtree(self.scratch, ignore_errors=True)  # a killed nanny could not
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def owner_of_lab() -> str | None:
+    """The process with which servers started from here go, as PID:START; None: they stay until `down`.
+
+    `pdlab lab` and the test session name themselves in PDLAB_OWNER for all that runs beneath them.
+    """
+    return os.environ.get("PDLAB_OWNER") or None
+
+
+def myself() -> str:
+    """This process as an owner."""
+    return f"{os.getpid()}:{nanny.start_time(os.getpid())}"
+
+
+def spawn(
+    name: str,
+    argv: Sequence[str],
+    *,
+    folder: Path,
+    env: dict[str, str],
+    ports: Ports | None = None,
+    owner: str | None = None,
+    starter_ends_it: bool = True,
+    cores: Sequence[int] = (),
+    scratch: Path | None = None,
+) -> Process:
+    """Start `argv` under a nanny in a session of its own, with log file and scratch folder; does not wait for it.
+
+    Args:
+        owner: PID:START with which it ends; None: with nobody.
+        starter_ends_it: whether it also ends with this process, until `Process.keep` is called.
+        cores: to run on; empty: any.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = scratch or make_scratch(name)
+    log, ended = folder / f"{name}.log", folder / f"{name}.ended.json"
+    ended.unlink(missing_ok=True)
+    options = ["--scratch", str(scratch), "--ended", str(ended)]
+    options += ["--starter", myself()] if starter_ends_it else []
+    options += ["--owner", owner] if owner else []
+    options += ["--cores", ",".join(map(str, cores))] if cores else []
+    with log.open("wb") as out:
+        started = subprocess.Popen(
+            [sys.executable, "-I", "-S", nanny.__file__, *options, "--", *argv],
+            stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**env, "TMPDIR": str(scratch)}, pass_fds=ports.fds() if ports else (),
+        )  # fmt: skip
+    start = nanny.start_time(started.pid)
+    _started[started.pid] = started
+    return Process(name, started.pid, start or -1, str(log), str(ended), str(scratch))
+
+
+def make_scratch(name: str) -> Path:
+    """A TMPDIR of a server's own. Short: vLLM puts Unix sockets there, whose paths may have 107 characters."""
+    return Path(tempfile.mkdtemp(prefix=f"pdlab-{name}-", dir="/tmp"))

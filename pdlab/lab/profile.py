@@ -1,0 +1,80 @@
+"""What differs between machines, and nothing else: `cpu` where no GPU is found, `cuda` where there is one or two."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from pdlab.errors import PdlabError
+from pdlab.lab.settings import Settings, checked
+from pdlab.setup.model import resolve
+
+ABORT_TIMEOUT = 15
+
+
+def settings(
+    model: str | None = None,
+    profile: str | None = None,
+    *,
+    dtype: str | None = None,
+    max_model_len: int = 4096,
+    kv_cache_bytes: int | None = None,
+    block_size: int | None = None,
+    abort_timeout: int = ABORT_TIMEOUT,
+    protocol: str | None = None,
+) -> Settings:
+    """The settings for this machine; what is given wins.
+
+    Raises:
+        PdlabError: an unknown profile or protocol, a cuda profile without a GPU, or a value no engine would take.
+    """
+    profile = profile or os.environ.get("PDLAB_PROFILE") or ("cuda" if gpu_count() else "cpu")
+    if profile not in ("cpu", "cuda"):
+        raise PdlabError(f"there is no profile {profile!r}", "choose cpu or cuda")
+    if protocol not in (None, "tcp", "rdma"):
+        raise PdlabError(f"there is no protocol {protocol!r}", "choose tcp or rdma")
+    common: dict[str, Any] = {
+        "model": resolve(model), "profile": profile, "max_model_len": max_model_len, "abort_timeout": abort_timeout,
+    }  # fmt: skip
+    if profile == "cpu":
+        return checked(Settings(
+            **common, dtype=dtype or "float32", block_size=block_size or 32,
+            kv_cache_bytes=kv_cache_bytes or 512 << 20, protocol=protocol or "tcp",  # type: ignore[arg-type]
+        ))  # fmt: skip
+    return checked(Settings(
+        **common, dtype=dtype or "auto", block_size=block_size, kv_cache_bytes=kv_cache_bytes,
+        protocol=protocol or ("rdma" if rdma_devices() else "tcp"), gpus=choose_gpus(gpu_count()),  # type: ignore[arg-type]
+    ))  # fmt: skip
+
+
+def choose_gpus(count: int) -> tuple[int, int]:
+    """GPU of the prefill and of the decode instance, of `count` visible ones."""
+    if count < 1:
+        raise PdlabError(
+            "the cuda profile needs a GPU and none is visible", "use --profile cpu: same engines, same connector, TCP"
+        )
+    return (0, 1) if count > 1 else (0, 0)
+
+
+def gpu_count() -> int:
+    """GPUs that the driver lists and CUDA_VISIBLE_DEVICES leaves; 0 without a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    count = sum(line.startswith("GPU ") for line in listed.splitlines())
+    return count if visible is None else min(count, len([d for d in visible.split(",") if d.strip()]))
+
+
+def rdma_devices() -> list[str]:
+    folder = Path("/sys/class/infiniband")
+    return sorted(d.name for d in folder.iterdir()) if folder.is_dir() else []
+
+
+def cores_for(role: str) -> tuple[int, ...]:
+    """One core for each instance where there are two or more; all of them (here: none pinned) where there is one."""
+    mine = sorted(os.sched_getaffinity(0))
+    if len(mine) < 2:
+        return ()
+    return (mine[0],) if role == "prefill" else (mine[1],)

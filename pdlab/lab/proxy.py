@@ -1,0 +1,385 @@
+"""The double-send proxy: one request in, two requests out, one answer back.
+
+    client ──▶ proxy ──┬──▶ prefill instance (P): computes the prompt's KV and one token that nobody reads
+                       │         ║ KV, from P to D, not through the proxy
+                       └──▶ decode instance (D): waits for that KV, then generates ──▶ proxy ──▶ client
+
+Both halves leave at once and carry the same transfer_id, which is all that P and D know of each other's request. The
+proxy does not wait for P: D knows when its KV is there. What is left to the proxy is what no engine can do: tell D
+which P to pull from, refuse what P/D cannot serve, and end one half when the other fails or the client leaves.
+
+    python -m pdlab.lab.proxy --port 8000 --prefill URL=BOOTSTRAP_URL [--prefill ...] --decode URL [--decode ...]
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import logging
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+log = logging.getLogger("pdlab.proxy")
+Body = dict[str, Any]
+QUICK = httpx.Timeout(2.0)  # for /health, /query and /v1/models, which wait behind no request
+
+
+def create_app(prefill: Sequence[tuple[str, str]], decode: Sequence[str], *, engine_ids_live_s: float = 1) -> Starlette:
+    """The proxy as an ASGI app: `prefill` holds pairs (instance URL, bootstrap URL). ValueError where one is empty."""
+    if not prefill or not decode:
+        raise ValueError("the proxy needs at least one prefill and one decode instance")
+    return Proxy([Prefill(*urls, engine_ids_live_s) for urls in prefill], [url.rstrip("/") for url in decode]).app
+
+
+class Proxy:
+    def __init__(self, prefills: list["Prefill"], decodes: list[str]) -> None:
+        self.prefills, self.decodes = prefills, decodes
+        self.prefill_turn, self.decode_turn = itertools.cycle(prefills), itertools.cycle(decodes)
+        self.starting: set[Half] = set()
+        generations = ("/v1/completions", "/v1/chat/completions")
+        routes = [Route(path, self.double_send, methods=["POST"]) for path in generations]
+        routes += [Route("/v1/models", self.models), Route("/health", self.health)]
+        self.app = Starlette(routes=routes, lifespan=self.lifespan)
+
+    @asynccontextmanager
+    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        # No read timeout: a generation may take any time to start. vLLM closes a connection that was idle for 5 s;
+        # ours expire earlier, or a request could be sent into one that is just being closed.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2)
+        timeout = httpx.Timeout(None, connect=5)
+        async with httpx.AsyncClient(trust_env=False, timeout=timeout, limits=limits) as self.client:
+            yield
+            await asyncio.gather(*(half.close() for half in self.starting))
+
+    async def double_send(self, request: Request) -> Response:
+        request_id, transfer_id = request.headers.get("X-Request-Id") or str(uuid.uuid4()), f"xfer-{uuid.uuid4()}"
+        ids = {"X-Request-Id": request_id, "X-Transfer-Id": transfer_id}
+        headers = {"X-Request-Id": request_id, "Content-Type": "application/json"} | authorization(request)
+        try:
+            body = read_body(await request.body())
+            if body.pop("kv_transfer_params", None) is not None:
+                log.warning("%s: dropped the client's own kv_transfer_params", request_id)
+            p, d = next(self.prefill_turn), next(self.decode_turn)
+            dp_rank, engine_id = await p.next_engine(self.client)
+            for_rank = {} if dp_rank is None else {"X-data-parallel-rank": str(dp_rank)}
+
+            prefill = self.send("prefill", p.url, request, headers | for_rank, prefill_body(body, transfer_id))
+            decode = self.send("decode", d, request, headers, decode_body(body, transfer_id, engine_id, p.bootstrap))
+            try:
+                await first_chunk(prefill, decode, request)
+            except BaseException:
+                await asyncio.gather(prefill.close(), decode.close())
+                raise
+        except Failure as failure:
+            return failure.response(ids)
+        return Relay(prefill, decode, ids)
+
+    def send(self, role: str, url: str, request: Request, headers: Mapping[str, str], body: Body) -> "Half":
+        """Send one half. Both halves of every request leave here."""
+        half = Half(f"{role} instance {url}", self.client, url + request.url.path, headers, body)
+        self.starting.add(half)
+        half.started.add_done_callback(lambda _: self.starting.discard(half))
+        return half
+
+    async def models(self, request: Request) -> Response:
+        url = self.decodes[0]
+        try:
+            answer = await self.client.get(f"{url}/v1/models", headers=latin(authorization(request)), timeout=QUICK)
+        except httpx.RequestError as error:
+            return Failure.at(f"decode instance {url}", 502, reason(error)).response({})
+        return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
+
+    async def health(self, _request: Request) -> Response:
+        hops = [(f"prefill instance {p.url}", f"{p.url}/health") for p in self.prefills]
+        hops += [(f"bootstrap {p.bootstrap}", f"{p.bootstrap}/query") for p in self.prefills]
+        hops += [(f"decode instance {url}", f"{url}/health") for url in self.decodes]
+
+        async def trouble(hop: str, url: str) -> str:
+            try:
+                answer = await self.client.get(url, timeout=QUICK)
+            except httpx.RequestError as error:
+                return f"{hop}: {reason(error)}"
+            return "" if answer.is_success else f"{hop}: status {answer.status_code}"
+
+        failing = [line for line in await asyncio.gather(*(trouble(*hop) for hop in hops)) if line]
+        return JSONResponse({"healthy": not failing, "failing": failing}, 503 if failing else 200)
+
+
+# What the two halves say ----------------------------------------------------------------------------------------------
+
+# Not for P, which makes one token that nobody reads. Stock vLLM sends KV only if that token ended P's request by its
+# length, so whatever could end it otherwise, be refused beside max_tokens 1 or cost P work has to go. All else stays,
+# known or not: P and D must see the very same prompt, and fields like tools, suffix or chat_template_kwargs shape it.
+# So does response_format, which some chat templates print into the prompt.
+NOT_FOR_PREFILL = {
+    *("stop", "stop_token_ids", "min_tokens", "repetition_detection", "thinking_token_budget"),
+    *("n", "best_of", "use_beam_search", "stream_options", "echo"),
+    *("logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids"),
+    *("structured_outputs", "logit_bias", "allowed_token_ids", "bad_words"),
+}
+
+
+def prefill_body(body: Body, transfer_id: str) -> Body:
+    """P's half: the same prompt, one token, and 'keep the KV: somebody will pull it'."""
+    p = {field: value for field, value in body.items() if field not in NOT_FOR_PREFILL}
+    p |= {"max_tokens": 1, "stream": False}
+    if "max_completion_tokens" in p:
+        p["max_completion_tokens"] = 1
+    # If P's token is an end-of-sequence token, it ends the request by a stop and not by its length: P frees its blocks
+    # and sends nothing, and D waits for the whole timeout. So P is told not to look.
+    p["ignore_eos"] = True
+    p["kv_transfer_params"] = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
+    return p
+
+
+def decode_body(body: Body, transfer_id: str, engine_id: str, bootstrap: str) -> Body:
+    """D's half: what the client asked for, and whom to pull the prompt's KV from."""
+    where = {"remote_engine_id": engine_id, "remote_bootstrap_addr": bootstrap, "transfer_id": transfer_id}
+    return body | {"kv_transfer_params": {"do_remote_decode": False, "do_remote_prefill": True} | where}
+
+
+def read_body(raw: bytes) -> Body:
+    """The client's JSON object. Raises Failure (400) for what P/D cannot serve, before P has worked for it."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise Failure.at("request", 400, "the body is not a JSON object")
+    if why := refusal(body):
+        raise Failure.at("request", 400, f"not served by prefill/decode: {why}")
+    return body
+
+
+def refusal(body: Body) -> str | None:
+    # A transfer_id names the KV of one prompt, pulled once: a second sequence of the same request would find none.
+    if body.get("n") not in (None, 1) or body.get("best_of") not in (None, 1) or body.get("use_beam_search"):
+        return "more than one answer (n, best_of, use_beam_search)"
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) != 1 and not (prompt and all(type(token) is int for token in prompt)):
+        return "a list of prompts; send one request for each"
+    if body.get("prompt_embeds") is not None:
+        return "prompt_embeds"
+    if 0 in (body.get("max_tokens"), body.get("max_completion_tokens")):
+        return "max_tokens 0, which leaves nothing to decode"
+    # For log-probabilities of the prompt D computes the whole prompt itself and pulls nothing: a right answer, but P
+    # has worked in vain. echo asks for them too: always in a chat, together with logprobs in a completion.
+    scored_echo = body.get("echo") and ("messages" in body or body.get("logprobs") is not None)
+    if body.get("prompt_logprobs") is not None or scored_echo:
+        return "log-probabilities of the prompt (prompt_logprobs, echo); ask an instance directly"
+    return None
+
+
+# The two halves on their way ------------------------------------------------------------------------------------------
+
+
+class Half:
+    """One of the two HTTP calls that a request becomes: sent when made, `started` when its first chunk is here."""
+
+    answer: httpx.Response | None = None
+    first: bytes
+    rest: AsyncIterator[bytes]
+
+    def __init__(self, hop: str, client: httpx.AsyncClient, url: str, headers: Mapping[str, str], body: Body) -> None:
+        self.hop, self.client, self.id = hop, client, headers["X-Request-Id"]
+        # Not httpx's json=, which refuses some of what json.loads has let pass (NaN, lone surrogates).
+        self.request = client.build_request("POST", url, headers=latin(headers), content=json.dumps(body))
+        self.started = asyncio.create_task(self.start(streamed=body["kv_transfer_params"]["do_remote_prefill"]))
+        self.started.add_done_callback(self.report)
+
+    async def start(self, streamed: bool) -> None:
+        try:
+            self.answer = await self.client.send(self.request, stream=streamed)
+            self.rest = self.answer.aiter_bytes()
+            self.first = await anext(self.rest, b"")
+            if not self.answer.is_success:
+                body = self.first + b"".join([chunk async for chunk in self.rest])
+                raise Failure(self.hop, self.answer.status_code, body, self.answer.headers.get("content-type"))
+        except httpx.RequestError as error:
+            raise Failure.at(self.hop, 502, reason(error)) from None
+        # vLLM sends the 200 of an event stream before it knows how the request goes. We can still tell the client.
+        if self.first.startswith(b'data: {"error"'):
+            body = self.first.splitlines()[0].removeprefix(b"data: ")
+            with suppress(ValueError, KeyError, TypeError):
+                raise Failure(self.hop, HTTPStatus(json.loads(body)["error"]["code"]), body)
+
+    def report(self, started: "asyncio.Task[None]") -> None:
+        if not started.cancelled() and (error := started.exception()):
+            log.warning("%s: %s", self.id, error)
+
+    async def close(self) -> None:
+        """Close the connection, which is how an engine learns that nobody waits any more."""
+        self.started.cancel()
+        await asyncio.wait([self.started])
+        if self.answer:
+            await self.answer.aclose()
+
+
+async def first_chunk(prefill: Half, decode: Half, request: Request) -> None:
+    """Return when D's first chunk is here. Raises Failure if P or D fails, or the client leaves, before that."""
+    left = asyncio.create_task(client_left(request))
+    waiting = {prefill.started, decode.started, left}
+    try:
+        while not decode.started.done():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # raises the Failure of a half; a P that ended well is no longer of interest
+            if left in done:
+                raise Failure.at("client", 400, "left before the first chunk")
+    finally:
+        left.cancel()
+
+
+async def client_left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class Relay(StreamingResponse):
+    """Hands D's chunks on as they come, and leaves nothing open however that ends."""
+
+    def __init__(self, prefill: Half, decode: Half, ids: Mapping[str, str]) -> None:
+        assert decode.answer, "started"
+        self.prefill, self.decode, self.whole = prefill, decode, False
+        self.type = decode.answer.headers.get("content-type", "application/json")
+        super().__init__(self.chunks(), decode.answer.status_code, {**ids, "content-type": self.type})
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self.decode.first
+        try:
+            async for chunk in self.decode.rest:
+                yield chunk
+            self.whole = True
+        except httpx.RequestError as error:
+            failure = Failure.at(self.decode.hop, 502, reason(error))
+            log.warning("%s: after the first chunk: %s", self.decode.id, failure)
+            if not self.type.startswith("text/event-stream"):
+                raise failure from None  # cuts the connection: a part must not look like the whole
+            yield b"\n\ndata: " + failure.body + b"\n\n"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)  # returns early when the client leaves
+        finally:
+            await self.decode.close()
+            if not self.whole:
+                await self.prefill.close()
+
+
+# Who computes the prompt ----------------------------------------------------------------------------------------------
+
+
+class Prefill:
+    """A prefill instance and its bootstrap server, which knows the engine id of each of its DP ranks."""
+
+    def __init__(self, url: str, bootstrap: str, engine_ids_live_s: float) -> None:
+        self.url, self.bootstrap, self.live_s = url.rstrip("/"), bootstrap.rstrip("/"), engine_ids_live_s
+        self.hop = f"bootstrap {self.bootstrap} of prefill instance {self.url}"
+        self.engine_ids: dict[int, str] = {}
+        self.read_at, self.reading, self.turn = -float("inf"), asyncio.Lock(), itertools.count()
+
+    async def next_engine(self, client: httpx.AsyncClient) -> tuple[int | None, str]:
+        """The DP rank whose turn it is (None where there is only one), and its engine id."""
+        async with self.reading:
+            # An instance that came back has new ids, and D would wait in vain for an engine of the old ones. To come
+            # back takes it far longer than ids are believed here.
+            if time.monotonic() - self.read_at > self.live_s:
+                self.engine_ids, self.read_at = await self.query(client), time.monotonic()
+        ranks = sorted(self.engine_ids)
+        rank = ranks[next(self.turn) % len(ranks)]
+        return rank if len(ranks) > 1 else None, self.engine_ids[rank]
+
+    async def query(self, client: httpx.AsyncClient) -> dict[int, str]:
+        try:
+            answer = (await client.get(f"{self.bootstrap}/query", timeout=QUICK)).raise_for_status()
+            engine_ids = {int(rank): str(entry["engine_id"]) for rank, entry in answer.json().items()}
+        except httpx.RequestError as error:
+            raise Failure.at(self.hop, 503, reason(error)) from None
+        except (httpx.HTTPStatusError, ValueError, AttributeError, KeyError, TypeError):
+            raise Failure.at(self.hop, 503, "does not answer as a bootstrap server") from None
+        if not engine_ids:
+            raise Failure.at(self.hop, 503, "no engine has registered yet")
+        return engine_ids
+
+
+# What goes wrong ------------------------------------------------------------------------------------------------------
+
+
+class Failure(Exception):
+    """An HTTP error for the client: an engine's own, word for word, or one of ours that names the hop."""
+
+    def __init__(self, hop: str, status: int, body: bytes, content_type: str | None = "application/json") -> None:
+        super().__init__(f"{hop}: status {status}: {body[:300].decode(errors='replace')}")
+        self.hop, self.status, self.body, self.content_type = hop, status, body, content_type
+
+    @classmethod
+    def at(cls, hop: str, status: int, why: str) -> "Failure":
+        kind = {400: "BadRequestError", 502: "BadGatewayError", 503: "ServiceUnavailableError"}[status]
+        error = {"message": f"{hop}: {why}", "type": kind, "param": None, "code": status}
+        return cls(hop, status, json.dumps({"error": error}).encode())
+
+    def response(self, ids: Mapping[str, str]) -> Response:
+        return Response(self.body, self.status, {**ids, "X-Failed-Hop": self.hop}, self.content_type)
+
+
+def reason(error: BaseException) -> str:
+    root = error
+    while cause := root.__cause__ or root.__context__:
+        root = cause
+    if isinstance(root, ConnectionRefusedError):
+        return "connection refused"
+    return "does not answer" if isinstance(error, httpx.TimeoutException) else str(error) or type(error).__name__
+
+
+def authorization(request: Request) -> dict[str, str]:
+    return {name: value for name, value in request.headers.items() if name == "authorization"}
+
+
+def latin(headers: Mapping[str, str]) -> httpx.Headers:
+    """Headers on their way on, byte for byte as Starlette has read them."""
+    return httpx.Headers(dict(headers), encoding="latin-1")
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def url_pair(text: str) -> tuple[str, str]:
+    url, _, bootstrap = text.partition("=")
+    if not url or not bootstrap:
+        raise argparse.ArgumentTypeError(f"{text!r} is not URL=BOOTSTRAP_URL")
+    return url, bootstrap
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m pdlab.lab.proxy", description="The double-send proxy.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--fd", type=int, help="serve on this inherited, bound socket instead of --host and --port")
+    parser.add_argument("--prefill", type=url_pair, action="append", required=True, metavar="URL=BOOTSTRAP_URL")
+    parser.add_argument("--decode", action="append", required=True, metavar="URL")
+    args = parser.parse_args(argv)
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every call
+    log.info("prefill %s, decode %s", " ".join(map("=".join, args.prefill)), " ".join(args.decode))
+    app = create_app(args.prefill, args.decode)
+    # The grace is short: a request that waits for KV must not keep the proxy from ending.
+    config = uvicorn.Config(app, host=args.host, port=args.port, access_log=False, timeout_graceful_shutdown=2)
+    uvicorn.Server(config).run(None if args.fd is None else [socket.socket(fileno=args.fd)])
+
+
+if __name__ == "__main__":
+    main()

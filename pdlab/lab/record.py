@@ -1,0 +1,87 @@
+"""The record of a running lab on disk, by which any process finds it again."""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pdlab.errors import PdlabError
+from pdlab.lab.process import Process
+from pdlab.lab.settings import Settings
+from pdlab.paths import state_dir
+
+FORMAT = 1
+SERVERS = ("prefill", "decode", "proxy")
+
+
+@dataclass
+class Record:
+    """Attributes:
+    settings: what the lab was started with.
+    processes: by server name.
+    ports: by server name, and "bootstrap".
+    ready: whether it came up; a record that is not is of a start that was interrupted.
+    """
+
+    settings: Settings
+    processes: dict[str, Process]
+    ports: dict[str, int]
+    ready: bool = False
+
+    @property
+    def dead(self) -> list[str]:
+        """Names of the servers that are not running."""
+        return [name for name in SERVERS if name not in self.processes or not self.processes[name].alive]
+
+    def url(self, server: str) -> str:
+        return f"http://127.0.0.1:{self.ports[server]}"
+
+
+def folder(name: str) -> Path:
+    """Where the lab called `name` keeps its record and its logs.
+
+    Raises:
+        PdlabError: not a name.
+    """
+    if not re.fullmatch(r"[\w.-]{1,64}", name) or name.startswith("."):
+        raise PdlabError(f"a lab cannot be called {name!r}", "use letters, digits, - and _")
+    return state_dir() / "labs" / name
+
+
+def load(name: str) -> Record | None:
+    """The record of the lab called `name`; None if there is none that this version can read."""
+    try:
+        fields: dict[str, Any] = json.loads((folder(name) / "lab.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if fields.pop("format", None) != FORMAT:
+        return None
+    processes = {key: Process(**process) for key, process in fields["processes"].items()}
+    return Record(Settings.from_dict(fields["settings"]), processes, fields["ports"], fields["ready"])
+
+
+def save(name: str, record: Record) -> None:
+    """Write the record, whole or not at all."""
+    path = folder(name) / "lab.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.write_text(json.dumps({"format": FORMAT, **asdict(record)}, indent=1))
+    draft.rename(path)
+
+
+def remove(name: str) -> None:
+    (folder(name) / "lab.json").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Hold the lab's lock: two that start or end it at once take turns."""
+    folder(name).mkdir(parents=True, exist_ok=True)
+    with (folder(name) / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

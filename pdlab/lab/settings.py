@@ -1,0 +1,68 @@
+"""What a reader chooses about a lab. Two labs with equal settings are the same lab."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pdlab.errors import PdlabError
+
+Role = Literal["prefill", "decode"]
+ROLES: tuple[Role, ...] = ("prefill", "decode")
+KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Attributes:
+    model: path of a checkpoint, or the name of one on a hub.
+    profile: "cpu" or "cuda".
+    dtype: weights and KV cache. float32 on a CPU, so that answers of one engine and of two can be equal token for
+        token: the last prompt token is computed in another batch shape on the decode instance, and in bfloat16
+        that can flip a tie.
+    max_model_len: tokens.
+    kv_cache_bytes: KV space of an instance, in bytes (cpu profile).
+    block_size: tokens a block; CPU attention wants a multiple of 32. None: vLLM's default.
+    abort_timeout: seconds, VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: how long P keeps the blocks of a request whose
+        decode side never comes (upstream's default is 480), and D, plus 60, waits for P.
+    protocol: of the Transfer Engine: "tcp" or "rdma".
+    gpus: CUDA device of prefill and of decode; equal: they share one.
+    """
+
+    model: str
+    profile: Literal["cpu", "cuda"]
+    dtype: str
+    max_model_len: int
+    block_size: int | None
+    kv_cache_bytes: int | None
+    abort_timeout: int
+    protocol: Literal["tcp", "rdma"]
+    gpus: tuple[int, int] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Settings":
+        gpus = fields["gpus"]
+        return cls(**{**fields, "gpus": tuple(gpus) if gpus else None})
+
+    def differences(self, other: "Settings") -> str:
+        """In words, for an error: what `other` has that this has not."""
+        mine, theirs = self.as_dict(), other.as_dict()
+        return ", ".join(f"{key} {mine[key]} (asked for: {theirs[key]})" for key in mine if mine[key] != theirs[key])
+
+
+def checked(settings: Settings) -> Settings:
+    """The settings, if an engine can be started with them.
+
+    Raises:
+        PdlabError: a value that the engine would refuse minutes later, or misunderstand.
+    """
+    if settings.max_model_len < 1:
+        raise PdlabError(f"max_model_len is {settings.max_model_len}", "give the number of tokens, at least 1")
+    if settings.abort_timeout < 1:
+        raise PdlabError(f"abort_timeout is {settings.abort_timeout}", "give whole seconds, at least 1")
+    if settings.profile == "cpu" and (settings.block_size or 0) % 32:
+        raise PdlabError(f"block_size is {settings.block_size}", "CPU attention wants a multiple of 32")
+    if settings.kv_cache_bytes is not None and settings.kv_cache_bytes < 1 << 20:
+        raise PdlabError(f"kv_cache_bytes is {settings.kv_cache_bytes}", "give bytes, at least one MiB (1048576)")
+    return settings

