@@ -10,7 +10,6 @@ from typing import Any
 
 from pdlab.lab.instance import Instance
 from pdlab.lab.lab import Lab
-from pdlab.lab.report import Witness
 
 PROMPT = (
     "A server that answers questions with a language model does two kinds of work. First it reads the whole prompt at "
@@ -41,7 +40,7 @@ def tour(lab: Lab, prompt: str = PROMPT, max_tokens: int = 24) -> dict[str, Any]
     Raises:
         PdlabError: the request failed, or the engines' reports could not be read.
     """
-    witness = Witness(lab.prefill, lab.decode)
+    witness = lab.witness()
     answer = lab.send(prompt, max_tokens)
     report = witness.report(answer)
     stages = read_stages("P", witness.log_lines(lab.prefill)) + read_stages("D", witness.log_lines(lab.decode))

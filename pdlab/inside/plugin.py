@@ -16,7 +16,8 @@ def register() -> None:
         return
     die_with_parent()
     fix_missing_accelerator()
-    bind_bootstrap_to(os.environ.get("VLLM_HOST_IP", "127.0.0.1"))
+    if os.environ.get("VLLM_HOST_IP", "").startswith("127."):
+        bind_bootstrap_to(os.environ["VLLM_HOST_IP"])
 
 
 def die_with_parent() -> None:
@@ -50,9 +51,10 @@ def fix_missing_accelerator() -> None:
 
 
 def bind_bootstrap_to(host: str) -> None:
-    """Bind `MooncakeBootstrapServer` to the instance's own address.
+    """Bind `MooncakeBootstrapServer` of an instance on loopback to loopback.
 
-    vLLM 0.32.0 binds it to 0.0.0.0 whatever `VLLM_HOST_IP` says, and it has no authentication.
+    vLLM 0.32.0 binds it to 0.0.0.0 whatever `VLLM_HOST_IP` says, and it has no authentication. An instance for other
+    hosts keeps that: P's own worker registers at 127.0.0.1, D asks at P's address.
     """
     from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_utils import MooncakeBootstrapServer
 

@@ -79,7 +79,7 @@ def engine_command(
         argv += ["--distributed-executor-backend", SINGLE_PROCESS]
         env["OMP_NUM_THREADS"] = "1"
     elif settings.gpus:
-        env["CUDA_VISIBLE_DEVICES"] = str(settings.gpus[role == "decode"])
+        env["CUDA_VISIBLE_DEVICES"] = settings.gpus[role == "decode"]
         if settings.gpus[0] == settings.gpus[1]:
             argv += ["--gpu-memory-utilization", "0.4"]
     if Path(settings.model).is_dir():

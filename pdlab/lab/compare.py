@@ -11,16 +11,16 @@ from pdlab.lab.settings import KV_ROLES
 
 # Fact of pdlab.inside.identity, in words, and what comes of a difference.
 MUST_AGREE = (
-    ("vllm_version", "vLLM's version", "the messages between them may differ"),
-    ("weights_digest", "the weights", "decode would go on from another model's KV: 200, and wrong text"),
-    ("revision", "the model's revision", "decode would go on from another model's KV: 200, and wrong text"),
-    ("layers", "the number of layers", "layers without KV would be read: 200, and wrong text"),
-    ("dtype", "the dtype", "every load would fail"),
-    ("kv_cache_dtype", "the KV cache's dtype", "every load would fail"),
-    ("block_size", "the block size (tokens)", "every load would fail"),
-    ("tokenizer_digest", "the tokenizer", "the same prompt would be other token ids"),
-    ("max_model_len", "max_model_len (tokens)", "one would refuse what the other takes"),
-    ("kv_connector", "the connector", "they would not speak the same protocol"),
+    ("vllm_version", "vLLM's version differs", "the messages between them may differ"),
+    ("weights_digest", "the weights differ", "decode would go on from another model's KV: 200, and wrong text"),
+    ("revision", "the model's revision differs", "decode would go on from another model's KV: 200, and wrong text"),
+    ("layers", "the number of layers differs", "layers without KV would be read: 200, and wrong text"),
+    ("dtype", "the dtype differs", "every load would fail"),
+    ("kv_cache_dtype", "the KV cache's dtype differs", "every load would fail"),
+    ("block_size", "the block size (tokens) differs", "every load would fail"),
+    ("tokenizer_digest", "the tokenizer differs", "the same prompt would be other token ids"),
+    ("max_model_len", "max_model_len (tokens) differs", "one would refuse what the other takes"),
+    ("kv_connector", "the connector differs", "they would not speak the same protocol"),
 )
 
 
@@ -33,7 +33,7 @@ def mismatches(prefill: dict[str, Any], decode: dict[str, Any]) -> list[str]:
             found.append(f"{has}: the first request would kill it")
     for fact, words, consequence in MUST_AGREE:
         if prefill[fact] != decode[fact]:
-            found.append(f"{words} differ: prefill {prefill[fact]}, decode {decode[fact]}: {consequence}")
+            found.append(f"{words}: prefill {prefill[fact]}, decode {decode[fact]}: {consequence}")
     # Without files to digest, names are what is left to compare.
     if prefill["weights_digest"] is None and prefill["model"] != decode["model"]:
         found.append(f"the models differ: prefill {prefill['model']}, decode {decode['model']}")

@@ -23,7 +23,7 @@ def stage(log: str) -> str:
 
 _EXCEPTION = re.compile(
     r"^(?:\(\S+ pid=\d+\) )?(?:ERROR [^\]]*\] )?"
-    r"(?P<error>(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|NotFound)\b: .*|"
+    r"(?P<error>(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|NotFound)(?:: .*)?|"
     r"(?:\d+ validation errors? for .*)|"
     r"(?:api_server\.py|\S+): error: .*|"
     r"\S*python\S*: No module named .*|.*error while loading shared libraries: .*)$"
@@ -42,12 +42,13 @@ HINTS = (
     (r"libibverbs", "install it: apt-get install libibverbs1 (conda: rdma-core)"),
     (r"max seq len|KV cache (is )?needed", "give the lab more KV space (kv_cache_bytes) or a smaller max_model_len"),
     (r"out of memory|Cannot allocate|less than desired|OutOfMemory", "close what uses memory, or use less KV space"),
+    (r"killed by signal 9", "was it for want of memory? close what uses memory, or use less KV space"),
     (r"[Aa]ddress already in use", "another program took a port meanwhile: try again"),
     (r"[Rr]epo(sitory)? (id|ID)|does not exist|not a local folder|is not a valid model|LocalEntryNotFound|Can't load",
      "give --model a checkpoint folder, or the name of a model that is in your hub cache"),
     (r"max_model_len", "give a max_model_len that the model supports"),
-    (r": error: ", "see the command in the log; arguments are vLLM's own"),
     (r"dtype", "give a dtype that vLLM knows: float32, bfloat16, float16 or auto"),
+    (r": error: ", "see the command in the log; arguments are vLLM's own"),
     (r"Transfer Engine initialization failed", "Mooncake found no usable device: try protocol='tcp'"),
 )  # fmt: skip
 
@@ -63,7 +64,8 @@ def first_error(log: str) -> str | None:
                 beneath = [_plain(follower) for follower in lines[number + 1 : number + 4]]
                 error = next((line for line in beneath if " " in line), error)
             return shorten(error.strip())
-    return None
+    killed = re.search(r"Failed core proc\(s\): \{'([^']+)': -(\d+)", log)
+    return f"{killed[1]} was killed by signal {killed[2]}" if killed else None
 
 
 def shorten(error: str) -> str:

@@ -13,9 +13,11 @@ from pdlab.lab.compare import check_pair
 from pdlab.lab.instance import Instance
 from pdlab.lab.ports import Ports
 from pdlab.lab.process import Process, owner_of_lab, spawn
+from pdlab.lab.processes import Processes, processes_of
 from pdlab.lab.progress import progress
 from pdlab.lab.proxy_server import ProxyServer, spawn_proxy
 from pdlab.lab.record import Record
+from pdlab.lab.report import Witness
 from pdlab.lab.settings import ROLES, Role, Settings
 from pdlab.lab.startup import Report, wait_until_serving
 
@@ -53,9 +55,19 @@ class Lab:
 
     def status(self) -> dict[str, Any]:
         """What runs: up (all of it), and for each server its url, whether it is up, its pids and its log."""
-        servers: dict[str, Any] = {"prefill": self.prefill, "decode": self.decode, "proxy": self.proxy}
-        states = {key: _status_of(server) for key, server in servers.items()}
+        states = {key: _status_of(server) for key, server in self._servers().items()}
         return {"name": self.name, "up": all(state["up"] for state in states.values()), "servers": states}
+
+    def processes(self) -> Processes:
+        """Every process of the lab that runs on this machine, with its pid, cores, memory and listening addresses."""
+        return processes_of({key: server.process for key, server in self._servers().items()})
+
+    def witness(self) -> Witness:
+        """Start watching what both engines report; see `pdlab.lab.report`."""
+        return Witness(self.prefill, self.decode)
+
+    def _servers(self) -> "dict[str, Instance | ProxyServer]":
+        return {"prefill": self.prefill, "decode": self.decode, "proxy": self.proxy}
 
     def down(self) -> None:
         """End every process of the lab that pdlab started. Instances that were joined are left alone."""
@@ -71,7 +83,7 @@ class Lab:
         self.down()
 
     def __repr__(self) -> str:
-        return f"<Lab {self.name}: {self.prefill!r}, {self.decode!r}, {self.proxy!r}>"
+        return f"Lab {self.name!r}\n  {self.prefill!r}\n  {self.decode!r}\n  {self.proxy!r}"
 
 
 def _status_of(server: Instance | ProxyServer) -> dict[str, Any]:
@@ -109,17 +121,18 @@ def up(
     """
     asked = {key: value for key, value in {"model": model, "profile": profile, **choices}.items() if value is not None}
     wanted = _settings(asked)
-    with records.locked(name):
+    with records.locked(name), progress(report) as tell:
         found = records.load(name)
         if found is not None and found.ready and not found.dead:
             _must_agree(name, found.settings, wanted, set(asked))
-            return _lab(name, found)
-        with progress(report) as tell:
+            tell("lab", "attached to the running one", 0.0)
+        else:
             if found is not None:
                 if found.ready:
                     tell("lab", f"{', '.join(found.dead)} died: starting again", 0.0)
                 _stop(found)
-            return _lab(name, _start(name, wanted, tell))
+            found = _start(name, wanted, tell)
+        return _lab(name, found)
 
 
 def _settings(asked: dict[str, Any]) -> Settings:

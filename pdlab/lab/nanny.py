@@ -29,23 +29,31 @@ def main() -> int:
     # Orphans (an EngineCore whose API server was killed) become our children, in whatever session they are.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     owners = [fd for owner in (args.starter, args.owner) if owner and (fd := owner_fd(owner)) is not None]
-    if len(owners) < bool(args.starter) + bool(args.owner):
-        return 0  # gone already
+    if len(owners) < bool(args.starter) + bool(args.owner):  # gone already
+        return finish(args, "owner ended", None)
     if args.cores:
         os.sched_setaffinity(0, args.cores)
 
     def before_exec() -> None:
         # SIGTERM: the server can still end in good order when we are killed.
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        # An ignored signal stays ignored in what is started: Ctrl-C would do nothing in a terminal of JupyterLab.
+        for ignored in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(ignored, signal.SIG_DFL)
         if os.getppid() != nanny:
             os._exit(1)
 
     nanny = os.getpid()
     child = subprocess.Popen(args.command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=before_exec)
     ended = os.pidfd_open(child.pid)
-    why = wait_for_end(owners, ended, wake, has_starter=bool(args.starter))
-    tear_down(child, args.grace)
-    Path(args.ended).write_text(json.dumps({"why": why, "code": child.returncode}))
+    segments: set[Path] = set()
+    why = wait_for_end(owners, ended, wake, bool(args.starter), segments)
+    tear_down(child, args.grace, segments)
+    return finish(args, why, child.returncode)
+
+
+def finish(args: argparse.Namespace, why: str, code: int | None) -> int:
+    Path(args.ended).write_text(json.dumps({"why": why, "code": code}))
     shutil.rmtree(args.scratch, ignore_errors=True)
     return 0
 
@@ -62,10 +70,15 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def wait_for_end(owners: list[int], ended: int, wake: int, has_starter: bool) -> str:
-    """Sleep until there is a reason to end; return it."""
+def wait_for_end(owners: list[int], ended: int, wake: int, has_starter: bool, segments: set[Path]) -> str:
+    """Sleep until there is a reason to end; return it. `segments` gets the /dev/shm files seen meanwhile."""
+    pause = 0.25
     while True:
-        ready, _, _ = select.select([*owners, ended, wake], [], [])
+        ready, _, _ = select.select([*owners, ended, wake], [], [], pause)
+        if not ready:
+            segments |= own_segments()  # of a killed server they could no longer be told
+            pause = min(2 * pause, 60)  # they are made while it starts
+            continue
         if ended in ready:
             return "server ended"
         if any(owner in ready for owner in owners):
@@ -74,7 +87,8 @@ def wait_for_end(owners: list[int], ended: int, wake: int, has_starter: bool) ->
         if signal.SIGTERM in received:
             return "told to end"
         if signal.SIGUSR1 in received and has_starter:  # it is up: from now on it may outlive its starter
-            owners, has_starter = owners[1:], False
+            os.close(owners.pop(0))
+            has_starter = False
 
 
 def signals() -> int:
@@ -111,32 +125,38 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def tear_down(child: subprocess.Popen[bytes], grace: float) -> None:
-    """End every descendant: SIGTERM to the server, time to end, SIGKILL to what is left; then its /dev/shm files."""
-    segments = {name for pid in descendants() for name in shared_memory(pid)}
+def tear_down(child: subprocess.Popen[bytes], grace: float, segments: set[Path]) -> None:
+    """End every descendant, then its /dev/shm files.
+
+    SIGTERM to the server, which may end its own; once it is gone, SIGTERM to what is left; in the end, SIGKILL.
+    """
+    segments = segments | own_segments()
     if child.poll() is None:
         child.terminate()
-    else:
-        kill_all(signal.SIGTERM)
-    deadline = time.monotonic() + grace
+    deadline, told = time.monotonic() + grace, False
     while time.monotonic() < deadline and any_left(child):
+        if child.returncode is not None and not told:
+            told = True
+            kill_all(signal.SIGTERM)
         time.sleep(0.02)
     while any_left(child):
         kill_all(signal.SIGKILL)
         time.sleep(0.02)
-    for name in segments:
-        Path("/dev/shm", name).unlink(missing_ok=True)
+    for path in segments:
+        path.unlink(missing_ok=True)
 
 
 def any_left(child: subprocess.Popen[bytes]) -> bool:
-    """Reap what ended, and say whether a descendant is left."""
-    with contextlib.suppress(ChildProcessError):
+    """Reap what ended, and say whether a descendant is left: then we have a child, for orphans become ours."""
+    try:
         while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if dead.si_pid == child.pid:
                 child.poll()  # keeps its exit code
             else:
                 os.waitpid(dead.si_pid, 0)
-    return any(True for _ in descendants())
+    except ChildProcessError:
+        return False
+    return True
 
 
 def kill_all(sig: int) -> None:
@@ -161,14 +181,26 @@ def descendants(root: int | None = None) -> Iterator[int]:
         queue = [child for pid in queue for child in parents.get(pid, [])]
 
 
-def shared_memory(pid: int) -> set[str]:
-    """Names of the /dev/shm files that `pid` has mapped and that only an engine makes."""
+def own_segments() -> set[Path]:
+    return {path for pid in descendants() for path in shared_memory(pid)}
+
+
+def shared_memory(pid: int) -> set[Path]:
+    """The files of /dev/shm that `pid` has mapped and that only an engine makes."""
     try:
-        text = Path(f"/proc/{pid}/maps").read_text()
+        lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/dev/shm/" in line]
     except OSError:
         return set()
-    names = {line.split("/dev/shm/", 1)[1].split(" ")[0] for line in text.splitlines() if "/dev/shm/" in line}
-    return {name for name in names if name.startswith(OWN_SEGMENTS)}
+    # By inode: a semaphore's file is renamed after it was mapped.
+    inodes = {int(line[4]) for line in lines}
+    return {path for path in Path("/dev/shm").iterdir() if path.name.startswith(OWN_SEGMENTS) and inode(path) in inodes}
+
+
+def inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from pdlab.errors import PdlabError
 
+FREE = "choose another, or leave it out: a free one is picked"
+
 
 @dataclass
 class Ports:
@@ -24,16 +26,18 @@ class Ports:
         Raises:
             PdlabError: another process has the port, or the host is not an address of this machine.
         """
+        if port and port in (held.getsockname()[1] for held in self.sockets.values()):
+            raise PdlabError(f"cannot take port {port} for {name}: it is asked for twice", FREE)
         holder = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             holder.bind((self.host, port))
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             holder.close()
             where = f"port {port} of {self.host}" if port else f"any port of {self.host}"
+            why = getattr(error, "strerror", None) or str(error)
             raise PdlabError(
-                f"cannot take {where} for {name}: {error.strerror}",
-                "choose another, or leave it out: a free one is picked",
+                f"cannot take {where} for {name}: {why}", FREE if port else "give an address of this machine"
             ) from None
         self.sockets[name] = holder
         return int(holder.getsockname()[1])

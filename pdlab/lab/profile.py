@@ -3,6 +3,8 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ def settings(
     Raises:
         PdlabError: an unknown profile or protocol, a cuda profile without a GPU, or a value no engine would take.
     """
-    profile = profile or os.environ.get("PDLAB_PROFILE") or ("cuda" if gpu_count() else "cpu")
+    profile = profile or os.environ.get("PDLAB_PROFILE") or ("cuda" if visible_gpus() else "cpu")
     if profile not in ("cpu", "cuda"):
         raise PdlabError(f"there is no profile {profile!r}", "choose cpu or cuda")
     if protocol not in (None, "tcp", "rdma"):
@@ -39,32 +41,37 @@ def settings(
     }  # fmt: skip
     if profile == "cpu":
         return checked(Settings(
-            **common, dtype=dtype or "float32", block_size=block_size or 32,
-            kv_cache_bytes=kv_cache_bytes or 512 << 20, protocol=protocol or "tcp",  # type: ignore[arg-type]
+            **common, dtype=dtype or "float32", block_size=32 if block_size is None else block_size,
+            kv_cache_bytes=512 << 20 if kv_cache_bytes is None else kv_cache_bytes,
+            protocol=protocol or "tcp",  # type: ignore[arg-type]
         ))  # fmt: skip
     return checked(Settings(
         **common, dtype=dtype or "auto", block_size=block_size, kv_cache_bytes=kv_cache_bytes,
-        protocol=protocol or ("rdma" if rdma_devices() else "tcp"), gpus=choose_gpus(gpu_count()),  # type: ignore[arg-type]
+        protocol=protocol or ("rdma" if rdma_devices() else "tcp"), gpus=choose_gpus(visible_gpus()),  # type: ignore[arg-type]
     ))  # fmt: skip
 
 
-def choose_gpus(count: int) -> tuple[int, int]:
-    """GPU of the prefill and of the decode instance, of `count` visible ones."""
-    if count < 1:
+def choose_gpus(visible: Sequence[str]) -> tuple[str, str]:
+    """GPU of the prefill and of the decode instance; one that is alone is shared."""
+    if not visible:
         raise PdlabError(
             "the cuda profile needs a GPU and none is visible", "use --profile cpu: same engines, same connector, TCP"
         )
-    return (0, 1) if count > 1 else (0, 0)
+    return visible[0], visible[1 if len(visible) > 1 else 0]
 
 
-def gpu_count() -> int:
-    """GPUs that the driver lists and CUDA_VISIBLE_DEVICES leaves; 0 without a driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+def visible_gpus() -> list[str]:
+    """GPUs that the driver lists and CUDA_VISIBLE_DEVICES leaves, by the names that it takes; none without a driver."""
     if shutil.which("nvidia-smi") is None:
-        return 0
+        return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
-    count = sum(line.startswith("GPU ") for line in listed.splitlines())
-    return count if visible is None else min(count, len([d for d in visible.split(",") if d.strip()]))
+    every = [str(index) for index in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not every:
+        return every
+    names = (name.strip() for name in visible.split(","))
+    # CUDA reads the list up to the first name that it does not know.
+    return list(takewhile(lambda name: name in every or name.startswith(("GPU-", "MIG-")), names))
 
 
 def rdma_devices() -> list[str]:

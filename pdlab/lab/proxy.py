@@ -16,13 +16,11 @@ import asyncio
 import itertools
 import json
 import logging
-import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
-from typing import Any
 
 import httpx
 import uvicorn
@@ -32,8 +30,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from pdlab.lab.bodies import Body, decode_body, prefill_body, refusal
+
 log = logging.getLogger("pdlab.proxy")
-Body = dict[str, Any]
 QUICK = httpx.Timeout(2.0)  # for /health, /query and /v1/models, which wait behind no request
 
 
@@ -85,6 +84,8 @@ class Proxy:
                 raise
         except Failure as failure:
             return failure.response(ids)
+        except asyncio.CancelledError:  # by uvicorn, when it has waited long enough for open requests
+            return Failure.at("proxy", 503, "shutting down").response(ids)
         return Relay(prefill, decode, ids)
 
     def send(self, role: str, url: str, request: Request, headers: Mapping[str, str], body: Body) -> "Half":
@@ -118,39 +119,6 @@ class Proxy:
         return JSONResponse({"healthy": not failing, "failing": failing}, 503 if failing else 200)
 
 
-# What the two halves say ----------------------------------------------------------------------------------------------
-
-# Not for P, which makes one token that nobody reads. Stock vLLM sends KV only if that token ended P's request by its
-# length, so whatever could end it otherwise, be refused beside max_tokens 1 or cost P work has to go. All else stays,
-# known or not: P and D must see the very same prompt, and fields like tools, suffix or chat_template_kwargs shape it.
-# So does response_format, which some chat templates print into the prompt.
-NOT_FOR_PREFILL = {
-    *("stop", "stop_token_ids", "min_tokens", "repetition_detection", "thinking_token_budget"),
-    *("n", "best_of", "use_beam_search", "stream_options", "echo"),
-    *("logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids"),
-    *("structured_outputs", "logit_bias", "allowed_token_ids", "bad_words"),
-}
-
-
-def prefill_body(body: Body, transfer_id: str) -> Body:
-    """P's half: the same prompt, one token, and 'keep the KV: somebody will pull it'."""
-    p = {field: value for field, value in body.items() if field not in NOT_FOR_PREFILL}
-    p |= {"max_tokens": 1, "stream": False}
-    if "max_completion_tokens" in p:
-        p["max_completion_tokens"] = 1
-    # If P's token is an end-of-sequence token, it ends the request by a stop and not by its length: P frees its blocks
-    # and sends nothing, and D waits for the whole timeout. So P is told not to look.
-    p["ignore_eos"] = True
-    p["kv_transfer_params"] = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
-    return p
-
-
-def decode_body(body: Body, transfer_id: str, engine_id: str, bootstrap: str) -> Body:
-    """D's half: what the client asked for, and whom to pull the prompt's KV from."""
-    where = {"remote_engine_id": engine_id, "remote_bootstrap_addr": bootstrap, "transfer_id": transfer_id}
-    return body | {"kv_transfer_params": {"do_remote_decode": False, "do_remote_prefill": True} | where}
-
-
 def read_body(raw: bytes) -> Body:
     """The client's JSON object. Raises Failure (400) for what P/D cannot serve, before P has worked for it."""
     try:
@@ -162,25 +130,6 @@ def read_body(raw: bytes) -> Body:
     if why := refusal(body):
         raise Failure.at("request", 400, f"not served by prefill/decode: {why}")
     return body
-
-
-def refusal(body: Body) -> str | None:
-    # A transfer_id names the KV of one prompt, pulled once: a second sequence of the same request would find none.
-    if body.get("n") not in (None, 1) or body.get("best_of") not in (None, 1) or body.get("use_beam_search"):
-        return "more than one answer (n, best_of, use_beam_search)"
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) != 1 and not (prompt and all(type(token) is int for token in prompt)):
-        return "a list of prompts; send one request for each"
-    if body.get("prompt_embeds") is not None:
-        return "prompt_embeds"
-    if 0 in (body.get("max_tokens"), body.get("max_completion_tokens")):
-        return "max_tokens 0, which leaves nothing to decode"
-    # For log-probabilities of the prompt D computes the whole prompt itself and pulls nothing: a right answer, but P
-    # has worked in vain. echo asks for them too: always in a chat, together with logprobs in a completion.
-    scored_echo = body.get("echo") and ("messages" in body or body.get("logprobs") is not None)
-    if body.get("prompt_logprobs") is not None or scored_echo:
-        return "log-probabilities of the prompt (prompt_logprobs, echo); ask an instance directly"
-    return None
 
 
 # The two halves on their way ------------------------------------------------------------------------------------------
@@ -367,9 +316,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m pdlab.lab.proxy", description="The double-send proxy.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--fd", type=int, help="serve on this inherited, bound socket instead of --host and --port")
-    parser.add_argument("--prefill", type=url_pair, action="append", required=True, metavar="URL=BOOTSTRAP_URL")
-    parser.add_argument("--decode", action="append", required=True, metavar="URL")
+    parser.add_argument(
+        "--prefill", type=url_pair, action="append", required=True, metavar="URL=BOOTSTRAP_URL", help="may be repeated"
+    )
+    parser.add_argument("--decode", action="append", required=True, metavar="URL", help="may be repeated")
     args = parser.parse_args(argv)
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -378,7 +328,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     app = create_app(args.prefill, args.decode)
     # The grace is short: a request that waits for KV must not keep the proxy from ending.
     config = uvicorn.Config(app, host=args.host, port=args.port, access_log=False, timeout_graceful_shutdown=2)
-    uvicorn.Server(config).run(None if args.fd is None else [socket.socket(fileno=args.fd)])
+    uvicorn.Server(config).run()
 
 
 if __name__ == "__main__":

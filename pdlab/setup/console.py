@@ -1,5 +1,6 @@
 """What set-up says on screen. It goes to standard error: standard output belongs to the command that follows."""
 
+import shutil
 import sys
 import time
 from typing import TextIO
@@ -41,7 +42,8 @@ class Progress:
         """Show that the step is still at work, and `note`: how far it is."""
         text = f"{self.title} … {self.seconds:.0f} s" + (f", {note}" if note else "")
         if self.live:
-            self.stream.write(f"{CLEAR}pdlab: {text}")
+            # Cut to the terminal's width: a line that wraps can't be rewritten.
+            self.stream.write(CLEAR + f"pdlab: {text}"[: shutil.get_terminal_size().columns - 1])
             self.stream.flush()
         elif time.monotonic() - self.shown >= PLAIN_INTERVAL:
             self.shown = time.monotonic()

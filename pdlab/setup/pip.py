@@ -57,9 +57,9 @@ def install_lock(pip: Pip, requirements: Path, total: int, count: Callable[[], i
     """
 
     def note(output: str) -> str:
-        if "Installing collected packages" in output:
-            return f"installing: {min(count(), total)} of {total} packages"
-        return f"fetching: {output.count('Collecting ') + output.count('already satisfied')} of {total} packages"
+        if "Installing collected packages" not in output:
+            return f"fetching {output.count('Collecting ') + output.count('already satisfied')} of {total}"
+        return f"installing {count()} of {total}" if count() < total else "compiling"
 
     result = pip("install", "--no-deps", "-r", str(requirements), progress=progress, note=note)
     if not result.ok:

@@ -1,0 +1,75 @@
+"""What several test files need."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from pdlab.lab import nanny
+
+RECORDED = Path(__file__).parent / "recorded"
+PATIENCE = 20.0  # only how long a test that fails takes to fail
+
+
+def recorded(name: str) -> str:
+    """The text of a recorded engine log."""
+    return (RECORDED / f"{name}.log").read_text()
+
+
+def wait_until(condition: Callable[[], object], what: str = "") -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what or condition}"
+        time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    """Whether no living process has this pid (a zombie has died)."""
+    return nanny.start_time(pid) is None
+
+
+def identity(pid: int) -> str:
+    """PID:START, as the nanny takes it."""
+    return f"{pid}:{nanny.start_time(pid)}"
+
+
+def read_pid(path: Path) -> int:
+    """The pid that a process writes to `path` (whole, with a newline at its end)."""
+    wait_until(lambda: path.exists() and path.read_text().endswith("\n"), f"a pid in {path.name}")
+    return int(path.read_text())
+
+
+class Zoo:
+    """Processes of a test; `clean` ends whatever is left of them."""
+
+    def __init__(self) -> None:
+        self._popens: list[subprocess.Popen[bytes]] = []
+        self._others: list[tuple[int, int | None]] = []
+
+    def python(self, code: str, *, isolated: bool = True) -> subprocess.Popen[bytes]:
+        """A process of our own that runs `code`."""
+        options = ["-I", "-S"] if isolated else []
+        return self.run([sys.executable, *options, "-c", code])
+
+    def run(self, argv: list[str]) -> subprocess.Popen[bytes]:
+        started = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
+        self._popens.append(started)
+        return started
+
+    def watch(self, pid: int) -> int:
+        """Have a process that is not a child of ours cleaned away too."""
+        self._others.append((pid, nanny.start_time(pid)))
+        return pid
+
+    def clean(self) -> None:
+        for started in self._popens:
+            started.kill()
+            started.wait()
+        for pid, start in self._others:
+            if start is not None and nanny.start_time(pid) == start:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,319 @@
+"""The record of a lab, and what `up`, `attach`, `status_of` and `down` make of it. No engines: servers that sleep."""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import pdlab
+from pdlab.errors import PdlabError
+from pdlab.lab import lab as labs
+from pdlab.lab import profile as profiles
+from pdlab.lab import record as records
+from pdlab.lab.lab import attach, down, status_of, up
+from pdlab.lab.process import spawn
+from pdlab.lab.record import SERVERS, Record
+from pdlab.lab.settings import Settings
+from tests.helpers import Zoo, gone, wait_until
+
+SLEEP = [sys.executable, "-I", "-S", "-c", "print('here', flush=True); import time; time.sleep(600)"]
+PORTS = {"prefill": 1, "bootstrap": 2, "decode": 3, "proxy": 4}
+NOT_READABLE = (
+    "", "{", "null", "[]", "1", '{"format": 1}', '{"format": 2}', '{"processes": {}}',
+    '{"format": 1, "settings": {}, "processes": {}, "ports": {}, "ready": true}',
+    '{"format": 1, "settings": null, "processes": {"proxy": {"pid": 1}}, "ports": {}, "ready": true}',
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state folder of the test's own, on a machine without GPU where no profile is asked for."""
+    monkeypatch.setenv("PDLAB_STATE", str(tmp_path / "state"))
+    monkeypatch.delenv("PDLAB_PROFILE", raising=False)
+    monkeypatch.setattr(profiles, "visible_gpus", list)
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    model = tmp_path / "model"
+    model.mkdir()
+    return profiles.settings(str(model))
+
+
+@pytest.fixture
+def lab(settings: Settings) -> Iterator[Callable[..., Record]]:
+    """`lab(NAME)` makes a lab of servers that sleep, with its record."""
+    made: list[Record] = []
+
+    def make(name: str = "default", servers: tuple[str, ...] = SERVERS, ready: bool = True) -> Record:
+        folder = records.folder(name)
+        processes = {server: spawn(server, SLEEP, folder=folder, env=dict(os.environ)) for server in servers}
+        made.append(Record(settings, processes, PORTS, ready))
+        records.save(name, made[-1])
+        wait_until(lambda: all(Path(process.log).read_text() for process in processes.values()))
+        return made[-1]
+
+    yield make
+    for record in made:
+        for process in record.processes.values():
+            process.stop()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of labs that `up` would have started."""
+    names: list[str] = []
+
+    def start(name: str, *_: object) -> Record:
+        names.append(name)
+        raise InterruptedError
+
+    monkeypatch.setattr(labs, "_start", start)
+    return names
+
+
+class TestRecord:
+    def test_survives_the_disk(self, settings: Settings, state: Path) -> None:
+        processes = {"proxy": labs.Process("proxy", 7, 8, "/log", "/ended", "/scratch")}
+        for record in (
+            Record(settings, processes, PORTS, ready=True),
+            Record(dataclasses.replace(settings, profile="cuda", gpus=("0", "0")), {}, {}),
+        ):
+            records.save("mine", record)
+            assert records.load("mine") == record
+        assert [path.name for path in (state / "labs" / "mine").iterdir()] == ["lab.json"]
+        records.remove("mine")
+        assert records.load("mine") is None
+        records.remove("mine")
+
+    def test_of_no_lab(self) -> None:
+        assert records.load("none") is None
+
+    @pytest.mark.parametrize("text", NOT_READABLE)
+    def test_that_cannot_be_read_is_none(self, text: str) -> None:
+        records.folder("odd").mkdir(parents=True)
+        (records.folder("odd") / "lab.json").write_text(text)
+        assert records.load("odd") is None
+
+    def test_of_another_format_is_none(self, settings: Settings) -> None:
+        records.save("default", Record(settings, {}, PORTS, ready=True))
+        path = records.folder("default") / "lab.json"
+        fields = json.loads(path.read_text())
+        path.write_text(json.dumps({**fields, "format": records.FORMAT + 1}))
+        assert records.load("default") is None
+        path.write_text(json.dumps(fields))
+        assert records.load("default") is not None
+
+    def test_a_broken_write_leaves_the_old_one(self, settings: Settings) -> None:
+        records.save("default", Record(settings, {}, PORTS))
+        with pytest.raises(TypeError):
+            records.save("default", Record(settings, {}, {"prefill": object()}))  # type: ignore[dict-item]
+        assert records.load("default") == Record(settings, {}, PORTS)
+
+    @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "../up", "a b", "x" * 65, "a\n"])
+    def test_names_that_are_none(self, name: str) -> None:
+        for use in (records.folder, records.load, attach, down, status_of, lambda name: up(name=name)):
+            with pytest.raises(PdlabError, match="a lab cannot be called"):
+                use(name)
+
+    @pytest.mark.parametrize("name", ["default", "a-b_c.d", "x" * 64, "lab2"])
+    def test_names(self, name: str, state: Path) -> None:
+        assert records.folder(name) == state / "labs" / name
+
+
+class TestLock:
+    def test_a_second_process_waits(self, zoo: Zoo, tmp_path: Path) -> None:
+        code = f"from pdlab.lab.record import locked\nwith locked('x'): open({str(tmp_path / 'got')!r}, 'w').close()"
+        with records.locked("x"):
+            other = zoo.python(code, isolated=False)
+            wait_until(lambda: waits_for_a_lock(other.pid), "the other's turn")
+            assert not (tmp_path / "got").exists()
+        assert other.wait() == 0
+        assert (tmp_path / "got").exists()
+
+    def test_of_another_lab_is_free(self) -> None:
+        with records.locked("x"), records.locked("y"):
+            pass
+
+    def test_goes_with_its_holder(self) -> None:
+        with pytest.raises(InterruptedError), records.locked("x"):
+            raise InterruptedError
+        with records.locked("x"):
+            pass
+
+    @pytest.fixture
+    def zoo(self) -> Iterator[Zoo]:
+        zoo = Zoo()
+        yield zoo
+        zoo.clean()
+
+
+class TestUp:
+    def test_attaches_to_the_running_one(self, lab: Callable[..., Record], settings: Settings) -> None:
+        record = lab()
+        for choices in ({}, {"dtype": "float32"}, {"profile": "cpu", "block_size": 32, "abort_timeout": 15}):
+            found = up(settings.model, report=lambda *_: None, **choices)  # type: ignore[arg-type]
+            assert found.settings == settings
+            assert found.proxy.process == record.processes["proxy"]
+        assert found.prefill.url == "http://127.0.0.1:1"
+        assert found.prefill.bootstrap == "http://127.0.0.1:2"
+        assert (found.decode.url, found.decode.bootstrap) == ("http://127.0.0.1:3", None)
+        assert found.proxy.url == "http://127.0.0.1:4"
+        assert "pdlab" not in str(found.prefill.command)
+
+    def test_does_not_compare_what_is_not_asked_for(
+        self, lab: Callable[..., Record], settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        record = lab()
+        records.save("default", dataclasses.replace(record, settings=dataclasses.replace(settings, dtype="bfloat16")))
+        monkeypatch.setattr(profiles, "resolve", lambda model: "the default model")
+        running = up(report=lambda *_: None).settings
+        assert running is not None
+        assert (running.model, running.dtype) == (settings.model, "bfloat16")
+
+    @pytest.mark.parametrize(
+        ("asked", "words"),
+        [
+            ({"dtype": "bfloat16"}, "dtype float32 (asked for: bfloat16)"),
+            ({"max_model_len": 64}, "max_model_len 4096 (asked for: 64)"),
+            (
+                {"abort_timeout": 3, "protocol": "rdma"},
+                "abort_timeout 15 (asked for: 3), protocol tcp (asked for: rdma)",
+            ),
+        ],
+    )
+    def test_with_other_arguments_is_an_error(
+        self, asked: dict[str, object], words: str, lab: Callable[..., Record], settings: Settings
+    ) -> None:
+        record = lab()
+        with pytest.raises(PdlabError) as raised:
+            up(settings.model, report=lambda *_: None, **asked)
+        assert raised.value.message == f"lab 'default' is running with {words}"
+        assert "python3 -m pdlab down" in str(raised.value.hint)
+        assert record.dead == []
+
+    def test_with_another_model_is_an_error(self, lab: Callable[..., Record], tmp_path: Path) -> None:
+        lab()
+        (tmp_path / "other").mkdir()
+        with pytest.raises(PdlabError, match=r"model /\S+/model \(asked for: /\S+/other\)"):
+            up(str(tmp_path / "other"), report=lambda *_: None)
+
+    def test_does_not_take_what_is_no_setting(self, settings: Settings) -> None:
+        with pytest.raises(PdlabError, match=r"up\(\) does not take this: .*'colour'"):
+            up(settings.model, colour="red")
+
+    def test_starts_where_there_is_none(self, started: list[str], settings: Settings) -> None:
+        with pytest.raises(InterruptedError):
+            up(settings.model, name="mine", report=lambda *_: None)
+        assert started == ["mine"]
+
+    def test_starts_again_where_one_died(
+        self, lab: Callable[..., Record], started: list[str], settings: Settings
+    ) -> None:
+        record, told = lab(), []
+        record.processes["decode"].stop()
+        with pytest.raises(InterruptedError):
+            up(settings.model, report=lambda *words: told.append(words[:2]))
+        assert started == ["default"]
+        assert told == [("lab", "decode died: starting again")]
+        assert record.dead == list(SERVERS)  # the others went first
+
+    def test_ends_what_an_interrupted_start_left(
+        self, lab: Callable[..., Record], started: list[str], settings: Settings
+    ) -> None:
+        record = lab(servers=("prefill",), ready=False)
+        with pytest.raises(InterruptedError):
+            up(settings.model, report=lambda *_: None)
+        assert started == ["default"]
+        assert not record.processes["prefill"].alive
+
+
+class TestAttach:
+    def test_none(self) -> None:
+        with pytest.raises(PdlabError, match="no lab 'default' is running") as raised:
+            attach()
+        assert raised.value.hint == "start it: python3 -m pdlab up"
+
+    def test_one_that_is_not_ready(self, lab: Callable[..., Record]) -> None:
+        lab(ready=False)
+        with pytest.raises(PdlabError, match="no lab 'default' is running"):
+            attach()
+
+    def test_a_broken_one(self, lab: Callable[..., Record]) -> None:
+        record = lab()
+        for name in ("prefill", "proxy"):
+            record.processes[name].stop()
+        with pytest.raises(PdlabError, match="lab 'default' is broken: prefill, proxy died") as raised:
+            attach()
+        assert raised.value.hint == "bring it back: python3 -m pdlab up"
+
+    def test_a_running_one(self, lab: Callable[..., Record]) -> None:
+        record = lab("mine")
+        found = pdlab.attach("mine")
+        assert found.name == "mine"
+        assert found.decode.process == record.processes["decode"]
+
+
+class TestStatus:
+    @pytest.mark.parametrize("ready", [None, False])
+    def test_of_none(self, ready: bool | None, lab: Callable[..., Record]) -> None:
+        if ready is not None:
+            lab(servers=("prefill",), ready=ready)
+        assert status_of() == {"name": "default", "up": False, "servers": {}}
+
+    def test_of_a_running_one(self, lab: Callable[..., Record]) -> None:
+        record = lab()
+        status = status_of()
+        assert status["up"]
+        assert list(status["servers"]) == list(SERVERS)
+        prefill = record.processes["prefill"]
+        assert status["servers"]["prefill"] == {
+            "url": "http://127.0.0.1:1", "up": True, "bootstrap": "http://127.0.0.1:2",
+            "pids": [prefill.pid, prefill.server_pid()], "log": prefill.log,
+        }  # fmt: skip
+        assert "bootstrap" not in status["servers"]["decode"]
+        assert json.loads(json.dumps(status)) == status
+
+    def test_of_a_broken_one(self, lab: Callable[..., Record]) -> None:
+        lab().processes["decode"].stop()
+        status = status_of()
+        assert not status["up"]
+        decode = status["servers"]["decode"]
+        assert (decode["up"], decode["pids"], decode["ended"]) == (False, [], "told to end (exit code -15)")
+        assert status["servers"]["proxy"]["up"]
+
+
+class TestDown:
+    def test_of_none_leaves_nothing_behind(self, state: Path) -> None:
+        assert down() is False
+        assert not state.exists()
+
+    @pytest.mark.parametrize("ready", [True, False])
+    def test_ends_every_process(self, ready: bool, lab: Callable[..., Record]) -> None:
+        record = lab(ready=ready)
+        pids = [pid for process in record.processes.values() for pid in process.pids()]
+        assert down() is True
+        assert all(map(gone, pids))
+        assert records.load("default") is None
+        assert down() is False
+
+    def test_leaves_other_labs(self, lab: Callable[..., Record]) -> None:
+        mine, other = lab("mine"), lab("other")
+        attach("mine").down()
+        assert mine.dead == list(SERVERS)
+        assert other.dead == []
+
+    def test_at_the_end_of_a_with_block(self, lab: Callable[..., Record]) -> None:
+        record = lab()
+        with pytest.raises(InterruptedError), attach():
+            raise InterruptedError
+        assert record.dead == list(SERVERS)
+
+
+def waits_for_a_lock(pid: int) -> bool:
+    return any("->" in line and str(pid) in line.split() for line in Path("/proc/locks").read_text().splitlines())

@@ -1,0 +1,84 @@
+"""Nothing of a lab outlives what the reader asked for, whichever of its processes is killed."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+import pdlab
+from pdlab.errors import PdlabError
+from pdlab.lab.lab import Lab
+from tests.live import command, left_of, new_since, traces, until
+
+NAME = "mortal"
+# (server, what) to kill -9, in rounds: after each round the lab is broken, and up() brings it back.
+ROUNDS = [
+    [("prefill", "EngineCore"), ("decode", "API server"), ("proxy", "proxy")],
+    [("prefill", "API server"), ("decode", "nanny"), ("proxy", "nanny")],
+    [("prefill", "nanny"), ("decode", "EngineCore")],
+]
+
+
+@pytest.fixture(scope="module")
+def before(lab: Lab) -> dict[str, set[str]]:
+    """What is on the machine without the lab that these tests start and kill; the session's lab is part of it."""
+    return traces()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end() -> Iterator[None]:
+    yield
+    from pdlab.lab.lab import down
+
+    down(NAME)
+
+
+@pytest.mark.parametrize("victims", ROUNDS, ids=lambda victims: ", ".join(f"{s} {w}" for s, w in victims))
+def test_kill_minus_nine(before: dict[str, set[str]], victims: list[tuple[str, str]]) -> None:
+    lab = pdlab.up(name=NAME)  # the first time a start; then it finds the lab broken and starts it again
+    for server, what in victims:
+        rows = lab.processes()
+        victim = next(row for row in rows if (row.server, row.what) == (server, what))
+        os.kill(victim.pid, signal.SIGKILL)
+        pids = [row.pid for row in rows if row.server == server]
+        assert until(lambda pids=pids: not left_of(pids), 30), left_of(pids)  # type: ignore[misc]
+    assert not lab.status()["up"]
+    with pytest.raises(PdlabError, match=r"broken: .*died"):
+        pdlab.attach(NAME)
+
+
+def test_a_killed_resource_tracker_leaves_nothing_either(before: dict[str, set[str]]) -> None:
+    lab = pdlab.up(name=NAME)
+    for row in lab.processes():
+        if row.what == "resource tracker":
+            os.kill(row.pid, signal.SIGKILL)
+    assert lab.send("Hello").token_ids  # the lab goes on
+    lab.down()
+    assert new_since(before) == {}
+
+
+def test_up_and_down_leave_the_machine_as_it_was(before: dict[str, set[str]]) -> None:
+    with pdlab.up(name=NAME) as lab:
+        assert len(lab.processes()) >= 8
+        assert new_since(before)["processes"]
+    assert new_since(before) == {}
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_tour_that_is_ended_in_mid_start(before: dict[str, set[str]], tmp_path: str, ending: signal.Signals) -> None:
+    tour = command("tour", PDLAB_STATE=str(tmp_path), PDLAB_OWNER="")
+    assert tour.stderr is not None
+    while "checking arguments" not in tour.stderr.readline():
+        pass
+    started = new_since(before)["processes"]
+    assert any("api_server" in line for line in started)
+    os.kill(tour.pid, ending)
+    out, err = tour.communicate(timeout=60)
+    assert tour.returncode == (-ending if ending == signal.SIGKILL else 128 + ending), (out, err)
+    assert until(lambda: new_since(before) == {}, 30), new_since(before)
+
+
+def test_foreign_engines_are_left_alone(lab: Lab) -> None:
+    assert lab.status()["up"]
+    assert lab.send("Hello").token_ids
