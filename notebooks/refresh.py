@@ -22,7 +22,8 @@ def refresh(path: Path) -> None:
     """Run the notebook in its folder and write it back."""
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": path.parent}}).execute()
-    nbformat.write(cleaned(notebook), path)
+    text = nbformat.writes(cleaned(notebook))
+    path.write_text(text.replace(str(Path.home()), "~") + "\n")  # of no interest to anybody else
 
 
 def cleaned(notebook: Any) -> Any:

@@ -48,9 +48,10 @@ def lab(
     """Bring the engines up, and JupyterLab at the first notebook. Ctrl-C ends both."""
     from pdlab.lab.jupyter import open_browser, start_jupyter
 
-    with running_lab(model=model, profile=profile, dtype=dtype) as running:
+    with running_lab(model=model, profile=profile, dtype=dtype) as (running, ours):
         jupyter = start_jupyter(port)
-        print(f"\n{running}\n\nJupyterLab: {jupyter.url}\n\nCtrl-C here ends JupyterLab and the lab.", flush=True)
+        ends = "JupyterLab and the lab" if ours else "JupyterLab; the lab was up before and stays"
+        print(f"\n{running}\n\nJupyterLab: {jupyter.url}\n\nCtrl-C here ends {ends}.", flush=True)
         if browser:
             open_browser(jupyter.url)
         try:
@@ -71,7 +72,7 @@ def tour(
     """Bring the lab up, send one prompt, tell what happened stage by stage, and end it."""
     from pdlab import tour as tours
 
-    with running_lab(model=model, profile=profile) as running:
+    with running_lab(model=model, profile=profile) as (running, _):
         facts = tours.tour(running, tours.PROMPT if prompt is None else prompt, max_tokens)
         print(json.dumps(facts, indent=1) if as_json else tours.render(facts, running))
     if not facts["equal"] and running.settings and running.settings.dtype == "float32":
@@ -184,8 +185,8 @@ def start(
 
 
 @contextmanager
-def running_lab(**asked: Any) -> Iterator["pdlab.Lab"]:
-    """The running lab, or one of our own that ends with the block, and with this process however that ends."""
+def running_lab(**asked: Any) -> Iterator[tuple["pdlab.Lab", bool]]:
+    """The running lab, or one of our own (True) that ends with the block, and with this process however that ends."""
     from pdlab.lab.lab import status_of
     from pdlab.lab.process import myself
 
@@ -194,7 +195,7 @@ def running_lab(**asked: Any) -> Iterator["pdlab.Lab"]:
         os.environ.setdefault("PDLAB_OWNER", myself())
     running = pdlab.up(**asked)
     try:
-        yield running
+        yield running, ours
     finally:
         if ours:
             print("ending the lab", file=sys.stderr)

@@ -14,6 +14,10 @@ class PdlabError(Exception):
         self.message = message
         self.hint = hint
 
+    def _render_traceback_(self, *_: object) -> list[str]:
+        """What IPython shows in place of a traceback: the reader can act on the line, not on our code."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class StartError(PdlabError):
     """An instance did not come up; nothing of it is left running."""

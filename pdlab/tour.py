@@ -41,7 +41,7 @@ def tour(lab: Lab, prompt: str = PROMPT, max_tokens: int = 24) -> dict[str, Any]
         PdlabError: the request failed, or the engines' reports could not be read.
     """
     witness = lab.witness()
-    answer = lab.send(prompt, max_tokens)
+    answer = lab.send(prompt, max_tokens, fresh=True)
     report = witness.report(answer)
     stages = read_stages("P", witness.log_lines(lab.prefill)) + read_stages("D", witness.log_lines(lab.decode))
     alone = lab.decode.complete(prompt, max_tokens)

@@ -85,5 +85,4 @@ def command(*words: str, **env: str) -> subprocess.Popen[str]:
 
 def in_flight(instance: Instance) -> float:
     """Requests that the engine says are running or waiting in it."""
-    names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
-    return sum(value for name, value in instance.metrics().items() if name.startswith(names))
+    return instance.metric("vllm:num_requests_running") + instance.metric("vllm:num_requests_waiting")

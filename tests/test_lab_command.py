@@ -111,6 +111,10 @@ class TestShellLine:
         assert dict(word.split("=", 1) for word in words[:count]) == made.env
         assert words[count:] == ["python", *made.argv[1:]]
 
+    def test_quotes_variables(self) -> None:
+        made = Command(["/venv/bin/python", "-c", "1"], {"NAME": "it's $HOME"})
+        assert shlex.split(str(made)) == ["NAME=it's $HOME", "python", "-c", "1"]
+
     def test_holds_nothing_that_pdlab_adds(self, tmp_path: Path) -> None:
         made = instrumented(command("prefill", CPU), "prefill", tmp_path)
         assert made.instruments == list(INSTRUMENTS)

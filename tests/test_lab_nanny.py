@@ -1,5 +1,6 @@
 """The supervisor of one server: what ends with what. Real processes, though no engines."""
 
+import contextlib
 import json
 import os
 import signal
@@ -261,7 +262,8 @@ def keep(name):
         started = start(f"{self.MAP}\nkept = keep('other_{name}'); {ALONE}")  # no name that an engine gives
         foreign = Path("/dev/shm", name)  # such a name, but nobody beneath the nanny maps it
         foreign.touch()
-        os.kill(started.pid("server"), signal.SIGKILL)
+        started.pid("server")
+        os.kill(started.process.pid, signal.SIGTERM)
         started.wait()
         assert foreign.exists()
         assert Path("/dev/shm", f"other_{name}").exists()
@@ -322,6 +324,9 @@ def sleeps(pid: int) -> int:
 
 
 def watches(pid: int, owner: int) -> bool:
-    """Whether the nanny still polls this owner: the last file descriptor it opened for it is in its list."""
-    infos = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
-    return any(line.split() == ["Pid:", str(owner)] for info in infos for line in info.splitlines())
+    """Whether the nanny still has this owner open; it opens and closes other files meanwhile."""
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(OSError):
+            if f"Pid:\t{owner}\n" in path.read_text():
+                return True
+    return False

@@ -151,8 +151,9 @@ def test_refusals_reach_the_reader(lab: Lab) -> None:
 def test_engines_are_idle_after_a_request(lab: Lab) -> None:
     lab.send(PROMPT)
     for instance in (lab.prefill, lab.decode):
-        running = [value for name, value in instance.metrics().items() if "num_requests_running" in name]
-        assert running == [0.0]
+        assert instance.metric("vllm:num_requests_running") == 0
+    with pytest.raises(PdlabError, match="has no metric"):
+        lab.decode.metric("vllm:nonsense")
 
 
 def test_a_start_that_fails_says_why_and_leaves_nothing(lab: Lab) -> None:

@@ -19,7 +19,8 @@ from pdlab.lab.answer import complete
 from pdlab.lab.command import UNWANTED
 from pdlab.lab.ports import Ports
 from pdlab.lab.process import Process, myself, spawn
-from pdlab.lab.settings import KV_ROLES, ROLES
+from pdlab.lab.profile import rdma_devices
+from pdlab.lab.settings import KV_ROLES, ROLES, Role
 from pdlab.lab.startup import wait_until_serving
 from pdlab.setup.model import resolve
 
@@ -73,13 +74,9 @@ def _stock(model: str) -> float:
     began = time.monotonic()
     try:
         for role in ROLES:
-            transfer = {"kv_connector": "MooncakeConnector", "kv_role": KV_ROLES[role]}
-            transfer |= {"kv_connector_extra_config": {"mooncake_protocol": "tcp"}} if _without_rdma() else {}
-            argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
-            argv += ["--host", ports.host, "--port", str(numbers[role]), "--kv-transfer-config", json.dumps(transfer)]
-            process = spawn(
-                role, argv, folder=folder, env=_stock_env(numbers["bootstrap"]), ports=ports, owner=myself()
-            )
+            argv = _stock_argv(role, model, ports.host, numbers[role])
+            env = _stock_env(numbers["bootstrap"])
+            process = spawn(role, argv, folder=folder, env=env, ports=ports, owner=myself())
             processes[role] = (process, f"http://{ports.host}:{numbers[role]}")
         wait_until_serving(processes, lambda *_: None)
         for name, (_, url) in processes.items():
@@ -90,6 +87,14 @@ def _stock(model: str) -> float:
             process.stop()
         ports.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stock_argv(role: Role, model: str, host: str, port: int) -> list[str]:
+    transfer: dict[str, Any] = {"kv_connector": "MooncakeConnector", "kv_role": KV_ROLES[role]}
+    if not rdma_devices():
+        transfer["kv_connector_extra_config"] = {"mooncake_protocol": "tcp"}
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    return [*argv, "--host", host, "--port", str(port), "--kv-transfer-config", json.dumps(transfer)]
 
 
 def _stock_env(bootstrap_port: int) -> dict[str, str]:
@@ -103,9 +108,3 @@ def _stock_env(bootstrap_port: int) -> dict[str, str]:
         "PDLAB_INSTANCE": "stock",
         "VLLM_PLUGINS": "pdlab",
     }
-
-
-def _without_rdma() -> bool:
-    from pdlab.lab.profile import rdma_devices
-
-    return not rdma_devices()

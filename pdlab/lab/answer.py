@@ -31,12 +31,20 @@ class Answer:
         return f"<Answer to {self.prompt_tokens} prompt tokens: {self.text!r}>"
 
 
-def complete(url: str, prompt: str | list[int], max_tokens: int, fields: dict[str, Any], who: str) -> Answer:
+def complete(
+    url: str, prompt: str | list[int], max_tokens: int, fields: dict[str, Any], who: str, fresh: bool = False
+) -> Answer:
     """POST `/v1/completions` to an engine or the proxy; greedy unless `fields` says otherwise.
+
+    Args:
+        who: what `url` is, for an error.
+        fresh: whether to keep prefix caches out of it, by a `cache_salt` that nobody has used.
 
     Raises:
         RequestError: it refused, failed or does not answer (status 0).
     """
+    if fresh:
+        fields = {"cache_salt": uuid.uuid4().hex, **fields}
     request_id = f"pdlab-{uuid.uuid4().hex[:12]}"
     body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "return_token_ids": True, **fields}
     answer = post(url, "/v1/completions", body, {"X-Request-Id": request_id}, who)

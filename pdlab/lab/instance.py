@@ -1,7 +1,6 @@
 """One engine of a lab, as a notebook holds it: `lab.prefill` and `lab.decode`."""
 
 import re
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,11 +105,19 @@ class Instance:
                 f"the bootstrap server {self.bootstrap} does not answer ({error})", "is the prefill instance up?"
             ) from None
 
-    def metrics(self) -> dict[str, float]:
-        """The engine's Prometheus samples, `name{labels}` to value."""
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the engine's Prometheus samples of that name with these labels.
+
+        Raises:
+            PdlabError: it has none.
+        """
         text = client().get(f"{self.url}/metrics", timeout=10).text
-        rows = re.findall(r"^(vllm:\S+?(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
-        return {name: float(value) for name, value in rows}
+        rows = re.findall(rf"^{re.escape(name)}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        values = [float(value) for found, value in rows if all(label in found for label in wanted)]
+        if not values:
+            raise PdlabError(f"{self.url} has no metric {name} {labels or ''}", f"see {self.url}/metrics")
+        return sum(values)
 
     def complete(self, prompt: str | list[int], max_tokens: int = 16, fresh: bool = True, **body: Any) -> Answer:
         """Have this engine alone answer a prompt, prefill and decode. Greedy unless `body` says otherwise.
@@ -122,8 +129,7 @@ class Instance:
         Raises:
             RequestError: it refused or failed.
         """
-        salt = {"cache_salt": uuid.uuid4().hex} if fresh else {}
-        return complete(self.url, prompt, max_tokens, {**salt, **body}, who=f"the {self.role} instance")
+        return complete(self.url, prompt, max_tokens, body, who=f"the {self.role} instance", fresh=fresh)
 
     def __repr__(self) -> str:
         state = "up" if self.alive else "down"

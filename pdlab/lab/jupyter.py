@@ -8,6 +8,7 @@ import time
 import urllib.request
 import webbrowser
 from dataclasses import dataclass
+from pathlib import Path
 
 from pdlab.errors import PdlabError, StartError
 from pdlab.lab.ports import Ports
@@ -42,8 +43,10 @@ def start_jupyter(port: int | None = None) -> Jupyter:
     ports = Ports("127.0.0.1")
     port = _take(ports, port)
     token = secrets.token_hex(16)
+    folder = state_dir() / "jupyter"
+    _write_settings(folder)
     process = spawn(
-        "jupyter", _argv(port), folder=state_dir() / "jupyter", ports=ports, owner=myself(),
+        "jupyter", _argv(port, folder), folder=folder, ports=ports, owner=myself(),
         # Not on the command line, where every user of the machine could read it.
         env={**os.environ, "JUPYTER_TOKEN": token},
     )  # fmt: skip
@@ -66,11 +69,18 @@ def _take(ports: Ports, port: int | None) -> int:
         return ports.take("JupyterLab")
 
 
-def _argv(port: int) -> list[str]:
+def _write_settings(folder: Path) -> None:
+    """Defaults of this server alone, beneath the reader's own settings: nothing is fetched, and no news are offered."""
+    quiet = {"fetchNews": "false", "checkForUpdates": False}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "overrides.json").write_text(json.dumps({"@jupyterlab/apputils-extension:notification": quiet}))
+
+
+def _argv(port: int, folder: Path) -> list[str]:
     options = {
         "ServerApp.ip": "127.0.0.1", "ServerApp.port": port, "ServerApp.port_retries": 0,
         "ServerApp.root_dir": str(repo_root()), "ServerApp.open_browser": False,
-        "LabApp.news_url": "", "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
+        "LabApp.app_settings_dir": str(folder),
     }  # fmt: skip
     argv = [sys.executable, "-m", "jupyterlab", *(f"--{key}={value}" for key, value in options.items())]
     return [*argv, "--allow-root"] if os.geteuid() == 0 else argv

@@ -41,17 +41,19 @@ class Lab:
     decode: Instance
     proxy: ProxyServer
 
-    def send(self, prompt: str | list[int], max_tokens: int = 16, **body: Any) -> Answer:
+    def send(self, prompt: str | list[int], max_tokens: int = 16, fresh: bool = False, **body: Any) -> Answer:
         """Send one prompt through the proxy: prefilled on P, decoded on D. Greedy unless `body` says otherwise.
 
         Args:
             prompt: text, or token ids.
+            fresh: keep both prefix caches out of it, by a `cache_salt` of its own: P computes all of the prompt, and
+                all of it travels, however often it was sent before.
             body: further fields of `/v1/completions`.
 
         Raises:
             RequestError: the proxy or an instance refused or failed it.
         """
-        return complete(self.proxy.url, prompt, max_tokens, body, who="the proxy")
+        return complete(self.proxy.url, prompt, max_tokens, body, who="the proxy", fresh=fresh)
 
     def status(self) -> dict[str, Any]:
         """What runs: up (all of it), and for each server its url, whether it is up, its pids and its log."""
