@@ -84,7 +84,7 @@ TOLD = (
         r"Sending kv_caches for request (\S+) \((\d+) blocks\) to (\S+)",
         "worker: writes {1} blocks into D's memory, at {2}",
     ),
-    (r"Sending to (\S+) done, took (\S+)", "worker: the write returned after {1} s"),
+    (r"Sending to (\S+) done, took (\d+\.\d{1,4})", "worker: the write returned after {1} s"),
     (r"get_finished: ([1-9]\d*) requests done sending", "worker: reports the send as finished; P's blocks are freed"),
     (r"pulling kv_caches for \['(\S+)'\] finished", "worker: P's answer is here: all of {0} is in memory"),
 )

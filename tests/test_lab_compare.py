@@ -86,3 +86,8 @@ def test_check_pair_says_all_of_it_and_what_to_do() -> None:
     assert raised.value.message.startswith("prefill and decode do not match: the number of layers differs")
     assert "; the dtype differ" in raised.value.message
     assert raised.value.hint == "start both with the same settings"
+
+
+def test_a_digest_that_one_side_lacks_is_no_difference() -> None:
+    assert mismatches(P, {**D, "weights_digest": None, "tokenizer_digest": None}) == []
+    assert "the models differ" in mismatches(P, {**D, "weights_digest": None, "model": "another"})[0]

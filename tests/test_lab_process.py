@@ -212,3 +212,17 @@ class TestOwner:
 def sockets(pid: int) -> list[str]:
     links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
     return [link for link in links if link.startswith("socket:")]
+
+
+def test_stop_ends_what_a_killed_nanny_could_not(start: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GRACE", 0.3)
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True)"
+    process = runs(start([sys.executable, "-I", "-S", "-c", f"{stubborn}; time.sleep(600)"]))
+    foreign = runs(start(name="foreign"))
+    server = process.server_pid()
+    assert server
+    os.kill(process.pid, signal.SIGKILL)
+    process.stop()
+    assert gone(server)
+    assert not Path(process.scratch).exists()
+    assert foreign.alive

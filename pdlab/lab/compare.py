@@ -32,10 +32,11 @@ def mismatches(prefill: dict[str, Any], decode: dict[str, Any]) -> list[str]:
             has = f"the {role} instance has kv_role {facts['kv_role']!r}, not {KV_ROLES[role]!r}"
             found.append(f"{has}: the first request would kill it")
     for fact, words, consequence in MUST_AGREE:
-        if prefill[fact] != decode[fact]:
+        unknown = fact.endswith("_digest") and None in (prefill[fact], decode[fact])
+        if prefill[fact] != decode[fact] and not unknown:
             found.append(f"{words}: prefill {prefill[fact]}, decode {decode[fact]}: {consequence}")
     # Without files to digest, names are what is left to compare.
-    if prefill["weights_digest"] is None and prefill["model"] != decode["model"]:
+    if None in (prefill["weights_digest"], decode["weights_digest"]) and prefill["model"] != decode["model"]:
         found.append(f"the models differ: prefill {prefill['model']}, decode {decode['model']}")
     return found
 

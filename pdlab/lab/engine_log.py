@@ -48,7 +48,7 @@ HINTS = (
      "give --model a checkpoint folder, or the name of a model that is in your hub cache"),
     (r"max_model_len", "give a max_model_len that the model supports"),
     (r"dtype", "give a dtype that vLLM knows: float32, bfloat16, float16 or auto"),
-    (r": error: ", "see the command in the log; arguments are vLLM's own"),
+    (r": error: ", "arguments are vLLM's own: python -m vllm.entrypoints.openai.api_server --help"),
     (r"Transfer Engine initialization failed", "Mooncake found no usable device: try protocol='tcp'"),
 )  # fmt: skip
 

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pdlab.lab import nanny
 from pdlab.lab.ports import Ports
+
+GRACE = 8.0  # seconds between SIGTERM and SIGKILL
 
 # Popen objects of nannies that this process started: kept, so that an ended one is reaped and is no zombie.
 _started: dict[int, subprocess.Popen[bytes]] = {}
@@ -79,11 +81,30 @@ class Process:
                 os.kill(self.pid, signal.SIGTERM)
         while self.alive:
             time.sleep(0.02)
+        self._end_orphans()
         _started.pop(self.pid, None)
         shutil.rmtree(self.scratch, ignore_errors=True)  # a killed nanny could not
 
+    def _end_orphans(self) -> None:
+        """End what a killed nanny could not: the processes whose TMPDIR is ours."""
+        deadline = time.monotonic() + GRACE
+        while orphans := list(_with_tmpdir(self.scratch)):
+            for pid in orphans:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
+            time.sleep(0.1)
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _with_tmpdir(folder: str) -> Iterator[int]:
+    """Pids of the living processes that were started with this TMPDIR. It is unique: nobody else's have it."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and nanny.start_time(int(entry.name)) is not None:
+            with contextlib.suppress(OSError):
+                if f"TMPDIR={folder}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    yield int(entry.name)
 
 
 def owner_of_lab() -> str | None:

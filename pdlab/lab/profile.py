@@ -64,7 +64,7 @@ def visible_gpus() -> list[str]:
     """GPUs that the driver lists and CUDA_VISIBLE_DEVICES leaves, by the names that it takes; none without a driver."""
     if shutil.which("nvidia-smi") is None:
         return []
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=20).stdout
     every = [str(index) for index in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not every:

@@ -71,6 +71,8 @@ def _check_host(host: str) -> None:
         address = ipaddress.ip_address(host)
     except ValueError:
         raise PdlabError(f"--host {host} is not an IP address", HOST_HINT) from None
+    if address.version == 6:
+        raise PdlabError(f"--host {host} is an IPv6 address", "give an IPv4 address")
     if address.is_unspecified:
         raise PdlabError(f"--host {host} names no single address", HOST_HINT)
 
@@ -86,7 +88,7 @@ def _follow(instance: Instance, process: Process, say: Callable[[str], None]) ->
                 say(_how_to_join(instance))
             time.sleep(POLL)
         sys.stdout.write(log.read())
-    raise failure(f"the {instance.role} instance", process)
+    raise failure(f"the {instance.role} instance", process, "ended" if ready else "did not start")
 
 
 def _how_to_join(instance: Instance) -> str:

@@ -44,7 +44,7 @@ def wait_until_serving(processes: dict[str, tuple[Process, str]], report: Report
         time.sleep(POLL)
 
 
-def failure(name: str, process: Process) -> StartError:
+def failure(name: str, process: Process, what: str = "did not start") -> StartError:
     """What to tell the reader about a server that ended: its first real error, and what to try."""
     log = Path(process.log).read_text(errors="replace")
     error = engine_log.first_error(log)
@@ -52,4 +52,4 @@ def failure(name: str, process: Process) -> StartError:
         last = next((line for line in reversed(log.splitlines()) if line.strip()), "it printed nothing")
         error = f"{process.why_ended()}; last line: {last.strip()}"
     advice = engine_log.hint(error)
-    return StartError(f"{name} did not start: {error}", "\n  ".join(filter(None, [advice, f"log: {process.log}"])))
+    return StartError(f"{name} {what}: {error}", "\n  ".join(filter(None, [advice, f"log: {process.log}"])))
