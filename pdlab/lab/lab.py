@@ -133,6 +133,7 @@ def up(
                 if found.ready:
                     tell("lab", f"{', '.join(found.dead)} died: starting again", 0.0)
                 _stop(found)
+            tell("lab", f"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT is {wanted.abort_timeout} s (upstream: 480)", 0.0)
             found = _start(name, wanted, tell)
         return _lab(name, found)
 
