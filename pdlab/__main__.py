@@ -5,15 +5,15 @@ This file is read by whatever Python is there: it keeps to a syntax that old one
 
 import sys
 
-LOWEST = (3, 11)
+LOWEST, HIGHEST = (3, 11), (3, 13)
 
 
 def main() -> None:
     """Run the command of sys.argv, in an environment that has what it needs."""
-    if sys.version_info < LOWEST:
+    if not LOWEST <= tuple(sys.version_info[:2]) <= HIGHEST:
         sys.exit(
             f"pdlab: Python 3.11 to 3.13 is needed and {sys.executable} is {sys.version.split()[0]}: "
-            "run it with a newer one, as in `python3.11 -m pdlab ...`"
+            "run it with one of those, as in `python3.11 -m pdlab ...`"
         )
     from pdlab.setup.bootstrap import prepare
 

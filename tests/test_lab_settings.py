@@ -58,8 +58,9 @@ class TestSettings:
 
 class TestProfile:
     @pytest.fixture(autouse=True)
-    def machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def machine(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """One without GPU and RDMA device, where no profile is asked for."""
+        (tmp_path / "config.json").touch()
         monkeypatch.delenv("PDLAB_PROFILE", raising=False)
         monkeypatch.setattr(profiles, "visible_gpus", list)
         monkeypatch.setattr(profiles, "rdma_devices", list)

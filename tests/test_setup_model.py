@@ -1,6 +1,8 @@
 """The default model: an ordinary checkpoint, whole or not there."""
 
+import fcntl
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def conversion(code: int, recipe: int = model.RECIPE) -> Any:
     def run(command: list[str], *_: object, **__: object) -> Result:
         target = Path(command[-1])
-        (target / "convert.log").touch()
+        target.mkdir()
         (target / "pdlab.json").write_text(json.dumps({"recipe": recipe}))
         return Result(code, "" if code == 0 else "Traceback (most recent call last):\nMemoryError: no memory\n")
 
@@ -50,7 +52,7 @@ def test_an_older_recipes_checkpoint_and_a_killed_conversion_are_replaced(
 ) -> None:
     cache.mkdir(parents=True)
     (cache / "pdlab.json").write_text(json.dumps({"recipe": 0}))
-    (cache.parent / f".{model.NAME}-x1").mkdir()
+    (cache.parent / f".{model.NAME}.new").mkdir()
     monkeypatch.setattr(model, "run", conversion(0))
     assert model.prepared() is None
     assert model.prepare() == cache
@@ -59,11 +61,43 @@ def test_an_older_recipes_checkpoint_and_a_killed_conversion_are_replaced(
 
 def test_other_models_are_folders_or_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").touch()
     monkeypatch.chdir(tmp_path)
     assert model.resolve("m") == str(tmp_path / "m")
     assert model.resolve("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
     with pytest.raises(SetupError, match="no model folder"):
         model.resolve("./missing")
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "./empty", str(tmp_path / "empty")):
+        with pytest.raises(SetupError, match=r"empty holds no config\.json") as caught:
+            model.resolve(name)
+        assert "\n" not in str(caught.value)
+
+
+def test_only_who_really_waits_for_another_process_says_so(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare() -> threading.Thread:
+        thread = threading.Thread(target=model.prepare, daemon=True)
+        thread.start()
+        thread.join(0.3)
+        return thread
+
+    made: list[object] = []
+    monkeypatch.setattr(model, "_make", made.append)
+    prepare()
+    assert made == [cache] and capsys.readouterr().err == "", "the lock was free"
+    with (cache.parent / f".{model.NAME}.lock").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waiting = prepare()
+        said = capsys.readouterr()
+        assert waiting.is_alive() and said.err.count("waiting for it") == 1 and said.out == ""
+        cache.mkdir()
+        (cache / "pdlab.json").write_text(json.dumps({"recipe": model.RECIPE}))  # the other one is done…
+        assert not prepare().is_alive() and capsys.readouterr().err == "", "nothing to wait for"
+        fcntl.flock(held, fcntl.LOCK_UN)
+        waiting.join(10)
+    assert made == [cache], "…and it isn't done again"
 
 
 @pytest.fixture(scope="module")

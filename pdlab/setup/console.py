@@ -3,18 +3,16 @@
 import shutil
 import sys
 import time
-from typing import TextIO
+from typing import Self
 
 from pdlab.errors import PdlabError
 
 PLAIN_INTERVAL = 15.0  # seconds between two signs of life where the screen is not a terminal
+CLEAR = "\r\x1b[K"  # back to the start of the terminal's line, and the rest of it blank
 
 
 class SetupError(PdlabError):
     """Set-up can't go on. Its text is one line: what is wrong and what to do about it."""
-
-
-CLEAR = "\r\x1b[K"  # back to the start of the terminal's line, and the rest of it blank
 
 
 def say(line: str) -> None:
@@ -23,37 +21,35 @@ def say(line: str) -> None:
 
 
 class Progress:
-    """One step: its title, how far it is, its seconds. A terminal gets one line that is rewritten."""
+    """One step, from `with` to its end: its title, how far it is, its seconds. A terminal gets one rewritten line."""
 
-    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+    def __init__(self, title: str) -> None:
         self.title = title
-        self.stream = stream or sys.stderr
-        self.live = self.stream.isatty()
+        self.live = sys.stderr.isatty()
         self.start = self.shown = time.monotonic()
         if not self.live:
-            self._line(self.title)
+            self._write(f"pdlab: {title}\n")
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the step began."""
-        return time.monotonic() - self.start
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._write(f"{CLEAR if self.live else ''}pdlab: {self.title}: done ({self._seconds()})\n")
 
     def update(self, note: str = "") -> None:
         """Show that the step is still at work, and `note`: how far it is."""
-        text = f"{self.title} … {self.seconds:.0f} s" + (f", {note}" if note else "")
+        text = f"pdlab: {self.title} … {self._seconds()}" + (f", {note}" if note else "")
         if self.live:
             # Cut to the terminal's width: a line that wraps can't be rewritten.
-            self.stream.write(CLEAR + f"pdlab: {text}"[: shutil.get_terminal_size().columns - 1])
-            self.stream.flush()
+            self._write(CLEAR + text[: shutil.get_terminal_size().columns - 1])
         elif time.monotonic() - self.shown >= PLAIN_INTERVAL:
             self.shown = time.monotonic()
-            self._line(text)
+            self._write(f"{text}\n")
 
-    def end(self, note: str = "done") -> None:
-        """Close the step's line."""
-        start = CLEAR if self.live else ""
-        self._line(f"{self.title}: {note} ({self.seconds:.0f} s)", start)
+    def _seconds(self) -> str:
+        return f"{time.monotonic() - self.start:.0f} s"
 
-    def _line(self, text: str, start: str = "") -> None:
-        self.stream.write(f"{start}pdlab: {text}\n")
-        self.stream.flush()
+    def _write(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()

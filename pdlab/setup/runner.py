@@ -1,11 +1,14 @@
-"""Running a command whose output goes to a log file, while one line on screen says how far it is."""
+"""Running a command whose output goes to a log file, while one line on screen says how far it is; one at a time."""
 
+import fcntl
+import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdlab.setup.console import Progress
+from pdlab.setup.console import Progress, say
 
 TICK = 0.2  # seconds between two looks at a running command
 
@@ -18,13 +21,10 @@ class Result:
     output: str
 
     @property
-    def ok(self) -> bool:
-        """True if it exited 0."""
-        return self.code == 0
-
-    @property
     def error(self) -> str:
-        """Its last error line, else its last line."""
+        """Its last error line, else its last line; "" if it exited 0."""
+        if self.code == 0:
+            return ""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         marked = [line.removeprefix("ERROR: ") for line in lines if line.startswith(("ERROR: ", "E: "))]
         return (marked or lines or [f"exit status {self.code}"])[-1]
@@ -36,24 +36,21 @@ def run(
     progress: Progress,
     note: Callable[[str], str] = lambda output: "",
     env: Mapping[str, str] | None = None,
-    held: int | None = None,
 ) -> Result:
-    """Run `command` to its end, its output appended to `log`; `note` turns what it printed so far into progress.
-
-    `held`: a lock's descriptor that the command holds too, so that killing pdlab alone doesn't open the lock under
-    an installer that is still at work.
-    """
+    """Run `command` to its end, its output appended to `log`; `note` turns what it printed so far into progress."""
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         start = out.tell()
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, pass_fds=() if held is None else (held,)
-        )
+        # close_fds: the command holds our lock too. Killing pdlab alone doesn't open it under a pip still at work.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, close_fds=False)
         try:
             while process.poll() is None:
                 progress.update(note(_since(log, start)))
-                _wait(process)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(TICK)
         finally:
-            _stop(process)
+            process.terminate()  # left behind by Ctrl-C; nothing where it has ended
+            process.wait()
     return Result(process.returncode, _since(log, start))
 
 
@@ -63,19 +60,15 @@ def _since(log: Path, start: int) -> str:
         return file.read().decode(errors="replace")
 
 
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(TICK)
-    except subprocess.TimeoutExpired:
-        return
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a command that was left behind (Ctrl-C): pip needs a moment to put a half-replaced package back."""
-    if process.poll() is None:
-        process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+@contextmanager
+def guard(file: Path, waiting: str) -> Iterator[None]:
+    """Hold the lock file `file`; while another process holds it, say `waiting` and wait."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as held:
+        os.set_inheritable(held.fileno(), True)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(waiting)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
