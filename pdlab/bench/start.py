@@ -73,7 +73,7 @@ def _ours(model: str) -> float:
 
 
 def _stock(model: str, options: tuple[str, ...], folder: Path) -> float:
-    """`folder` keeps what vLLM compiles: the first stock start does, later ones find it."""
+    """Seconds of one start; `folder` keeps what vLLM compiles, so that none of it stays on the machine."""
     ports = Ports("127.0.0.1")
     numbers = {name: ports.take(name) for name in (*ROLES, "bootstrap")}
     processes: dict[str, tuple[Process, str]] = {}
