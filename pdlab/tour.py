@@ -135,6 +135,7 @@ def render(facts: dict[str, Any], lab: Lab) -> str:
         f"moved           {transfer['bytes']:,} bytes = {transfer['regions']} regions × {transfer['blocks']} blocks × "
         f"{transfer['block_bytes']:,} bytes"
     )
+    said.line(f"                in {transfer['descriptors']} descriptors, {transfer['seconds'] * 1e3:.1f} ms")
     said.line(
         f"computed on D   {facts['computed_on_decode']} prompt token, the last: its logits give the answer's first"
     )

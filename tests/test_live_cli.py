@@ -36,7 +36,8 @@ def test_tour_as_json(lab: Lab) -> None:
 def test_tour_tells_the_stages_in_order(lab: Lab) -> None:
     code, out, err = run("tour", "A prompt that nobody has sent before, of quite some tokens, for the tour.")
     assert code == 0, err
-    told = ["WAITING_FOR_REMOTE_KVS", "pull message", "asks P over ZMQ", "writes", "is in memory", "resumed", "equal"]
+    told = ["WAITING_FOR_REMOTE_KVS", "pull message", "asks P over ZMQ", "writes", "is in memory", "resumed"]
+    told += ["regions × ", "descriptors", "equal, token for token"]
     places = [out.index(words) for words in told]
     assert places == sorted(places)
     assert "NOT EQUAL" not in out
