@@ -168,7 +168,7 @@ def test(context: typer.Context) -> None:
     """Run the tests and, under nbval, the notebooks; further arguments go to pytest."""
     from pdlab.testing import run_tests
 
-    raise typer.Exit(run_tests(context.args))
+    run_tests(context.args)
 
 
 @bench.command()
@@ -187,17 +187,14 @@ def start(
 @contextmanager
 def running_lab(**asked: Any) -> Iterator[tuple["pdlab.Lab", bool]]:
     """The running lab, or one of our own (True) that ends with the block, and with this process however that ends."""
-    from pdlab.lab.lab import status_of
     from pdlab.lab.process import myself
 
-    ours = not status_of("default")["up"]
-    if ours:
-        os.environ.setdefault("PDLAB_OWNER", myself())
+    os.environ["PDLAB_OWNER"] = myself()  # of a lab that is started here, or from a notebook of this JupyterLab
     running = pdlab.up(**asked)
     try:
-        yield running, ours
+        yield running, running.started
     finally:
-        if ours:
+        if running.started:
             print("ending the lab", file=sys.stderr)
             running.down()
 
@@ -228,7 +225,8 @@ def end_in_good_order(signum: int, _frame: FrameType | None) -> None:
 def main() -> int:
     """Run the command of sys.argv and return the exit code."""
     for ending in ENDINGS:
-        signal.signal(ending, end_in_good_order)
+        if ending != signal.SIGHUP or signal.getsignal(ending) is not signal.SIG_IGN:  # nohup stays nohup
+            signal.signal(ending, end_in_good_order)
     try:
         app(prog_name="python3 -m pdlab")
     except PdlabError as error:

@@ -146,7 +146,7 @@ def render(facts: dict[str, Any], lab: Lab) -> str:
 
 
 def describe(instance: Instance) -> str:
-    facts, layout = instance.facts, instance.kv_layout
+    facts, layout = instance.facts, instance.registered_kv
     name = "prefill P" if instance.role == "prefill" else "decode  D"
     return (
         f"{name}  {instance.url}: {facts['kv_role']}, {facts['layers']} layers, {facts['dtype']}, "

@@ -216,7 +216,7 @@ class TestVllmParser:
         assert (args.block_size, args.kv_cache_memory_bytes) == (settings.block_size, settings.kv_cache_bytes)
         assert args.enforce_eager
         assert args.enable_logging_iteration_details
-        assert args.worker_extension_cls == "pdlab.inside.worker.KVLayout"
+        assert args.worker_extension_cls == "pdlab.inside.worker.RegisteredKV"
 
     def test_takes_the_memory_of_a_shared_gpu(self, parse: Callable[[Command], Namespace]) -> None:
         shared, own = (parse(command("decode", settings)) for settings in (ONE_GPU, TWO_GPUS))

@@ -181,6 +181,13 @@ class TestStarter:
         process.stop()
         assert process.why_ended().startswith("told to end")
 
+    def test_kept_it_stays_though_its_nanny_learns_both_at_once(self, zoo: Zoo, tmp_path: Path) -> None:
+        then = "import signal; os.kill(process.pid, signal.SIGSTOP); process.keep()"
+        process = self.server_of(zoo, tmp_path, then, starter_ends_it=True)
+        os.kill(process.pid, signal.SIGCONT)
+        process.stop()
+        assert process.why_ended().startswith("told to end")
+
     def test_keep_of_a_dead_one_is_no_error(self, start: Spawn) -> None:
         process = runs(start())
         process.stop()

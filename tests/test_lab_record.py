@@ -11,6 +11,7 @@ import pytest
 
 import pdlab
 from pdlab.errors import PdlabError
+from pdlab.lab import instance as instances
 from pdlab.lab import lab as labs
 from pdlab.lab import profile as profiles
 from pdlab.lab import record as records
@@ -35,6 +36,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PDLAB_STATE", str(tmp_path / "state"))
     monkeypatch.delenv("PDLAB_PROFILE", raising=False)
     monkeypatch.setattr(profiles, "visible_gpus", list)
+    monkeypatch.setattr(profiles, "profile_of", lambda: None)
+    monkeypatch.setattr(labs, "healthy", lambda url, timeout=2: True)  # the servers here only sleep
+    monkeypatch.setattr(instances, "healthy", lambda url, timeout=2: True)
     return tmp_path / "state"
 
 
@@ -42,6 +46,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def settings(tmp_path: Path) -> Settings:
     model = tmp_path / "model"
     model.mkdir()
+    (model / "config.json").touch()
     return profiles.settings(str(model))
 
 

@@ -63,6 +63,7 @@ class TestProfile:
         (tmp_path / "config.json").touch()
         monkeypatch.delenv("PDLAB_PROFILE", raising=False)
         monkeypatch.setattr(profiles, "visible_gpus", list)
+        monkeypatch.setattr(profiles, "profile_of", lambda: None)
         monkeypatch.setattr(profiles, "rdma_devices", list)
 
     def test_cpu_is_the_default_without_a_gpu(self, tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 import json
 import os
 import signal
-import urllib.request
 
+import httpx
 import pytest
 
 from pdlab.lab.lab import Lab
@@ -108,8 +108,7 @@ def test_lab_serves_the_first_notebook_and_ends_with_ctrl_c(lab: Lab) -> None:
         line = process.stdout.readline()
         assert line, process.communicate()[1]
     url = line.removeprefix("JupyterLab: ").strip()
-    with urllib.request.urlopen(url) as page:
-        assert page.status == 200
+    assert httpx.get(url, trust_env=False, follow_redirects=True).status_code == 200
     assert "/notebooks/00_the_lab.ipynb?token=" in url
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -66,19 +67,35 @@ def test_up_and_down_leave_the_machine_as_it_was(before: dict[str, set[str]]) ->
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_tour_that_is_ended_in_mid_start(before: dict[str, set[str]], tmp_path: str, ending: signal.Signals) -> None:
+def test_a_tour_that_is_ended_in_mid_start(before: dict[str, set[str]], tmp_path: Path, ending: signal.Signals) -> None:
     tour = command("tour", PDLAB_STATE=str(tmp_path), PDLAB_OWNER="")
     assert tour.stderr is not None
-    while "checking arguments" not in tour.stderr.readline():
-        pass
-    started = new_since(before)["processes"]
-    assert any("api_server" in line for line in started)
+    while "prefill" not in (line := tour.stderr.readline()):
+        assert line, tour.communicate()
+    assert until(lambda: sum("api_server" in line for line in new_since(before)["processes"]) == 2)
     os.kill(tour.pid, ending)
     out, err = tour.communicate(timeout=60)
     assert tour.returncode == (-ending if ending == signal.SIGKILL else 128 + ending), (out, err)
     assert until(lambda: new_since(before) == {}, 30), new_since(before)
 
 
-def test_foreign_engines_are_left_alone(lab: Lab) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_lab_that_is_ended_takes_its_engines_along(
+    before: dict[str, set[str]], tmp_path: Path, ending: signal.Signals
+) -> None:
+    process = command("lab", "--no-browser", PDLAB_STATE=str(tmp_path), PDLAB_OWNER="")
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith("JupyterLab: "):
+        assert line, process.communicate()[1]
+    started = new_since(before)["processes"]
+    assert sum("api_server" in line for line in started) == 2
+    assert any("jupyterlab" in line for line in started)
+    os.kill(process.pid, ending)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == (-ending if ending == signal.SIGKILL else 128 + ending), err
+    assert until(lambda: new_since(before) == {}, 30), new_since(before)
+
+
+def test_the_other_lab_was_left_alone(lab: Lab) -> None:
     assert lab.status()["up"]
     assert lab.send("Hello").token_ids

@@ -82,7 +82,7 @@ with pdlab.join(prefill=p, decode=d, bootstrap=bootstrap) as lab:
     received, sent = wire()
     answer = lab.send(list(range(1000, 1143)), 8)
     now_received, now_sent = wire()
-    layout = lab.decode.kv_layout
+    layout = lab.decode.registered_kv
     print(json.dumps({
         "equal": answer.token_ids == alone.token_ids, "received": now_received - received, "sent": now_sent - sent,
         "regions": len(layout["regions"]), "block_bytes": layout["regions"][0]["block_len"],

@@ -134,7 +134,8 @@ class TestWitness:
         witness = Witness(engines.prefill, engines.decode)
         engines.write(FIRST)
         engines.write(AGAIN)
-        with pytest.raises(PdlabError, match="2 KV transfers ran meanwhile"):
+        both = "2 KV transfers and 2 requests on prefill and 2 requests on decode ran meanwhile"
+        with pytest.raises(PdlabError, match=both):
             witness.report(answer(AGAIN))
 
     def test_a_line_that_is_half_written_is_left_for_later(self, engines: Engines) -> None:

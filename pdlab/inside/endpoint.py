@@ -18,7 +18,7 @@ class InstanceEndpoint:
     def attach_router(self, app: Any) -> None:
         async def instance() -> dict[str, Any]:
             state = app.state
-            layouts = await state.pdlab_engine_client.collective_rpc("pdlab_kv_layout")
+            layouts = await state.pdlab_engine_client.collective_rpc("pdlab_registered_kv")
             if state.pdlab_identity is None:
                 state.pdlab_identity = await asyncio.to_thread(identity, state.vllm_config)
             return {**state.pdlab_identity, "workers": layouts}

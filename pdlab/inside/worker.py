@@ -3,10 +3,10 @@
 from typing import Any
 
 
-class KVLayout:
+class RegisteredKV:
     """Mixed into vLLM's worker class; reached with `collective_rpc`."""
 
-    def pdlab_kv_layout(self) -> dict[str, Any]:
+    def pdlab_registered_kv(self) -> dict[str, Any]:
         """The regions that `MooncakeConnectorWorker.register_kv_caches` registered.
 
         Returns:

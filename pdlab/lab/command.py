@@ -11,7 +11,7 @@ from pathlib import Path
 from pdlab.lab.settings import KV_ROLES, Role, Settings
 
 # The engine's own account of its steps, and of the memory it registered: see pdlab/inside.
-INSTRUMENTS = ("--enable-logging-iteration-details", "--worker-extension-cls", "pdlab.inside.worker.KVLayout")
+INSTRUMENTS = ("--enable-logging-iteration-details", "--worker-extension-cls", "pdlab.inside.worker.RegisteredKV")
 SINGLE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
@@ -44,8 +44,9 @@ class Command:
 
 
 # VLLM_CPU_KVCACHE_SPACE overrides --kv-cache-memory-bytes (an empty one crashes the engine); a fixed VLLM_PORT would
-# be fought over by two engines.
+# be fought over by two engines; through an HTTP proxy no engine reaches the bootstrap server.
 UNWANTED = {"VLLM_CPU_KVCACHE_SPACE", "VLLM_PORT", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_LOGGING_CONFIG_PATH"}
+UNWANTED |= {"http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"}
 
 
 def engine_command(

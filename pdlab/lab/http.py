@@ -11,9 +11,9 @@ def client() -> httpx.Client:
     return httpx.Client(timeout=httpx.Timeout(None, connect=5), trust_env=False)
 
 
-def healthy(url: str) -> bool:
-    """Whether the server at `url` answers 200 at /health."""
+def healthy(url: str, timeout: float = 2) -> bool:
+    """Whether the server at `url` answers 200 at /health within `timeout` seconds."""
     try:
-        return client().get(f"{url}/health", timeout=2).status_code == 200
+        return client().get(f"{url}/health", timeout=timeout).status_code == 200
     except httpx.HTTPError:
         return False

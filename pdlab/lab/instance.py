@@ -68,7 +68,7 @@ class Instance:
         return str(self.facts["workers"][0]["engine_id"])
 
     @property
-    def kv_layout(self) -> dict[str, Any]:
+    def registered_kv(self) -> dict[str, Any]:
         """The KV memory that its first worker registered: regions, base addresses, block lengths in bytes."""
         return dict(self.facts["workers"][0])
 

@@ -5,12 +5,14 @@ import os
 import secrets
 import sys
 import time
-import urllib.request
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from pdlab.errors import PdlabError, StartError
+from pdlab.lab.http import client
 from pdlab.lab.ports import Ports
 from pdlab.lab.process import Process, myself, spawn
 from pdlab.paths import repo_root, state_dir
@@ -92,11 +94,11 @@ def _wait(process: Process, status: str) -> None:
         if not process.alive:
             raise StartError("JupyterLab did not start", f"see {process.log}")
         try:
-            with urllib.request.urlopen(status, timeout=2) as answer:
-                json.load(answer)
+            if client().get(status, timeout=2).status_code == 200:
                 return
-        except (OSError, ValueError):
-            time.sleep(0.1)
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.1)
     raise StartError(f"JupyterLab does not answer after {PATIENCE:.0f} s", f"see {process.log}")
 
 

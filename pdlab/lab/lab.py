@@ -1,6 +1,6 @@
 """`lab = pdlab.up()`: a prefill instance, a decode instance and the proxy, as one thing a notebook holds."""
 
-from collections.abc import Callable
+import shutil
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from pdlab.lab import record as records
 from pdlab.lab.answer import Answer, complete
 from pdlab.lab.command import Command, engine_command, instrumented
 from pdlab.lab.compare import check_pair
+from pdlab.lab.http import healthy
 from pdlab.lab.instance import Instance
 from pdlab.lab.ports import Ports
 from pdlab.lab.process import Process, owner_of_lab, spawn
@@ -33,6 +34,7 @@ class Lab:
         settings: what it was started with; None for instances that were joined.
         prefill, decode: its engines.
         proxy: the server that a client talks to.
+        started: whether the `up()` that returned it started it, or attached to it.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Lab:
     prefill: Instance
     decode: Instance
     proxy: ProxyServer
+    started: bool = False
 
     def send(self, prompt: str | list[int], max_tokens: int = 16, fresh: bool = False, **body: Any) -> Answer:
         """Send one prompt through the proxy: prefilled on P, decoded on D. Greedy unless `body` says otherwise.
@@ -75,6 +78,7 @@ class Lab:
         """End every process of the lab that pdlab started. Instances that were joined are left alone."""
         if self.settings is None:
             self.proxy.process.stop()
+            shutil.rmtree(self.proxy.log.parent, ignore_errors=True)
         else:
             down(self.name)
 
@@ -91,12 +95,15 @@ class Lab:
 def _status_of(server: Instance | ProxyServer) -> dict[str, Any]:
     process = server.process
     status: dict[str, Any] = {"url": server.url, "up": server.alive}
-    if isinstance(server, Instance) and server.bootstrap:
-        status["bootstrap"] = server.bootstrap
+    if isinstance(server, Instance):
+        status["up"] = server.alive and server.healthy
+        status |= {"bootstrap": server.bootstrap} if server.bootstrap else {}
     if process is not None:
         status |= {"pids": process.pids(), "log": process.log}
         if not server.alive:
             status["ended"] = process.why_ended()
+        elif not status["up"]:
+            status["ended"] = "it is not healthy"
     return status
 
 
@@ -125,17 +132,22 @@ def up(
     wanted = _settings(asked)
     with records.locked(name), progress(report) as tell:
         found = records.load(name)
-        if found is not None and found.ready and not found.dead:
+        broken = _broken(found) if found is not None and found.ready else []
+        if found is not None and found.ready and not broken:
             _must_agree(name, found.settings, wanted, set(asked))
             tell("lab", "attached to the running one", 0.0)
-        else:
-            if found is not None:
-                if found.ready:
-                    tell("lab", f"{', '.join(found.dead)} died: starting again", 0.0)
-                _stop(found)
-            tell("lab", f"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT is {wanted.abort_timeout} s (upstream: 480)", 0.0)
-            found = _start(name, wanted, tell)
-        return _lab(name, found)
+            return _lab(name, found)
+        if broken:
+            tell("lab", f"{', '.join(broken)} died: starting again", 0.0)
+        if found is not None:
+            _stop(found)
+        tell("lab", f"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT is {wanted.abort_timeout} s (upstream: 480)", 0.0)
+        return _lab(name, _start(name, wanted, tell), started=True)
+
+
+def _broken(record: Record) -> list[str]:
+    """Servers that do not run, and engines that are not healthy: an API server outlives its EngineCore by seconds."""
+    return record.dead or [role for role in ROLES if not healthy(record.url(role), timeout=10)]
 
 
 def _settings(asked: dict[str, Any]) -> Settings:
@@ -173,8 +185,8 @@ def attach(name: str = "default") -> Lab:
     found = records.load(name)
     if found is None or not found.ready:
         raise PdlabError(f"no lab {name!r} is running", "start it: python3 -m pdlab up")
-    if found.dead:
-        raise PdlabError(f"lab {name!r} is broken: {', '.join(found.dead)} died", "bring it back: python3 -m pdlab up")
+    if broken := _broken(found):
+        raise PdlabError(f"lab {name!r} is broken: {', '.join(broken)} died", "bring it back: python3 -m pdlab up")
     return _lab(name, found)
 
 
@@ -201,16 +213,16 @@ def _start(name: str, settings: Settings, tell: Report) -> Record:
         ports.close()
         records.save(name, record)
         wait_until_serving({key: (process, record.url(key)) for key, process in record.processes.items()}, tell)
-        _prove_ready(_lab(name, record), tell)
+        _prove_ready(_lab(name, record))
+        record.ready = True
+        records.save(name, record)
+        for process in record.processes.values():
+            process.keep()
     except BaseException:  # Ctrl-C too: whatever was started goes
         ports.close()
         _stop(record)
         records.remove(name)
         raise
-    for process in record.processes.values():
-        process.keep()
-    record.ready = True
-    records.save(name, record)
     return record
 
 
@@ -233,7 +245,7 @@ def _spawn_proxy(name: str, record: Record, ports: Ports) -> Process:
     return spawn_proxy(records.folder(name), ports, record.ports["proxy"], **urls, owner=owner_of_lab())
 
 
-def _prove_ready(lab: Lab, tell: Callable[[str, str, float], None]) -> None:
+def _prove_ready(lab: Lab) -> None:
     """Both answer a completion, the bootstrap names OUR prefill instance, and the two are a pair."""
     for instance in (lab.prefill, lab.decode):
         instance.complete("Hello", max_tokens=1)
@@ -247,10 +259,12 @@ def _prove_ready(lab: Lab, tell: Callable[[str, str, float], None]) -> None:
 
 def _stop(record: Record) -> None:
     for process in record.processes.values():
+        process.tell_to_end()  # all of them first: each takes its seconds
+    for process in record.processes.values():
         process.stop()
 
 
-def _lab(name: str, record: Record) -> Lab:
+def _lab(name: str, record: Record, started: bool = False) -> Lab:
     folder = records.folder(name)
 
     def instance(role: Role) -> Instance:
@@ -258,4 +272,4 @@ def _lab(name: str, record: Record) -> Lab:
         return Instance(role, record.url(role), bootstrap, _command(record, role), record.processes[role], folder)
 
     proxy = ProxyServer(record.url("proxy"), record.processes["proxy"])
-    return Lab(name, record.settings, instance("prefill"), instance("decode"), proxy)
+    return Lab(name, record.settings, instance("prefill"), instance("decode"), proxy, started)

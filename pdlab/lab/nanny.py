@@ -31,10 +31,10 @@ def main() -> int:
     owners = [fd for owner in (args.starter, args.owner) if owner and (fd := owner_fd(owner)) is not None]
     if len(owners) < bool(args.starter) + bool(args.owner):  # gone already
         return finish(args, "owner ended", None)
-    if args.cores:
-        os.sched_setaffinity(0, args.cores)
 
     def before_exec() -> None:
+        if args.cores:
+            os.sched_setaffinity(0, args.cores)
         # SIGTERM: the server can still end in good order when we are killed.
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         # An ignored signal stays ignored in what is started: Ctrl-C would do nothing in a terminal of JupyterLab.
@@ -81,14 +81,14 @@ def wait_for_end(owners: list[int], ended: int, wake: int, has_starter: bool, se
             continue
         if ended in ready:
             return "server ended"
-        if any(owner in ready for owner in owners):
-            return "owner ended"
-        received = os.read(wake, 64)
+        received = os.read(wake, 64) if wake in ready else b""
         if signal.SIGTERM in received:
             return "told to end"
         if signal.SIGUSR1 in received and has_starter:  # it is up: from now on it may outlive its starter
             os.close(owners.pop(0))
             has_starter = False
+        elif any(owner in ready for owner in owners):
+            return "owner ended"
 
 
 def signals() -> int:

@@ -74,11 +74,15 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
 
-    def stop(self) -> None:
-        """End the server and all beneath it; returns when they are gone. No error if they are."""
+    def tell_to_end(self) -> None:
+        """Have its nanny end it; does not wait."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
+
+    def stop(self) -> None:
+        """End the server and all beneath it; returns when they are gone. No error if they are."""
+        self.tell_to_end()
         while self.alive:
             time.sleep(0.02)
         self._end_orphans()
@@ -130,7 +134,6 @@ def spawn(
     owner: str | None = None,
     starter_ends_it: bool = True,
     cores: Sequence[int] = (),
-    scratch: Path | None = None,
 ) -> Process:
     """Start `argv` under a nanny in a session of its own, with log file and scratch folder; does not wait for it.
 
@@ -140,7 +143,7 @@ def spawn(
         cores: to run on; empty: any.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    scratch = scratch or make_scratch(name)
+    scratch = make_scratch(name)
     log, ended = folder / f"{name}.log", folder / f"{name}.ended.json"
     ended.unlink(missing_ok=True)
     options = ["--scratch", str(scratch), "--ended", str(ended)]

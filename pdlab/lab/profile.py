@@ -11,6 +11,7 @@ from typing import Any
 from pdlab.errors import PdlabError
 from pdlab.lab.settings import Settings, checked
 from pdlab.setup.model import resolve
+from pdlab.setup.pins import profile_of
 
 ABORT_TIMEOUT = 15
 
@@ -31,7 +32,7 @@ def settings(
     Raises:
         PdlabError: an unknown profile or protocol, a cuda profile without a GPU, or a value no engine would take.
     """
-    profile = profile or os.environ.get("PDLAB_PROFILE") or ("cuda" if visible_gpus() else "cpu")
+    profile = profile or os.environ.get("PDLAB_PROFILE") or profile_of() or ("cuda" if visible_gpus() else "cpu")
     if profile not in ("cpu", "cuda"):
         raise PdlabError(f"there is no profile {profile!r}", "choose cpu or cuda")
     if protocol not in (None, "tcp", "rdma"):
@@ -75,8 +76,11 @@ def visible_gpus() -> list[str]:
 
 
 def rdma_devices() -> list[str]:
-    folder = Path("/sys/class/infiniband")
-    return sorted(d.name for d in folder.iterdir()) if folder.is_dir() else []
+    """RDMA devices with a port that is up, if this machine lets processes use them (/dev/infiniband)."""
+    if not Path("/dev/infiniband").is_dir():
+        return []
+    states = Path("/sys/class/infiniband").glob("*/ports/*/state")
+    return sorted({state.parts[-4] for state in states if "ACTIVE" in state.read_text()})
 
 
 def cores_for(role: str) -> tuple[int, ...]:

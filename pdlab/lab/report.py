@@ -47,9 +47,8 @@ class Witness:
                 raise PdlabError("the engines have not reported this request", "see their logs: pdlab status")
             time.sleep(0.05)
         transfers = self._transfers()
-        if len(transfers) > 1:
-            raise PdlabError(f"{len(transfers)} KV transfers ran meanwhile", "send this request when nothing else runs")
-        regions = self.prefill.kv_layout["regions"]
+        self._must_be_alone(transfers)
+        regions = self.prefill.registered_kv["regions"]
         return {
             "prompt_tokens": answer.prompt_tokens,
             "computed_on_prefill": self._computed(self.prefill),
@@ -61,6 +60,18 @@ class Witness:
                 **transfers[0],
             },
         }
+
+    def _must_be_alone(self, transfers: list[dict[str, Any]]) -> None:
+        """Raise if the engines' reports are also of other requests: they do not tell whose a step was."""
+        busy = [f"{len(transfers)} KV transfers"] if len(transfers) > 1 else []
+        for instance in (self.prefill, self.decode):
+            steps = self._step_lines(instance)
+            finished = sum(len(step.get("finished", ())) for step in steps)
+            together = max((step.get("prompt_requests", 0) for step in steps), default=0)
+            if max(finished, together) > 1:
+                busy.append(f"{max(finished, together)} requests on {instance.role}")
+        if busy:
+            raise PdlabError(f"{' and '.join(busy)} ran meanwhile", "send this request when nothing else runs")
 
     def log_lines(self, instance: Instance) -> list[str]:
         """What the engine's connector logged meanwhile."""

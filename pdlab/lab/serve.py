@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pdlab.errors import PdlabError
@@ -43,6 +44,8 @@ def serve(
         PdlabError: the address or a port cannot be had.
     """
     _check_host(host)
+    if settings.gpus and settings.gpus[0] == settings.gpus[1]:
+        settings = replace(settings, gpus=None)  # here it is not shared with the other instance
     ports = Ports(host)
     port = ports.take("the API server", port)
     bootstrap = ports.take("the bootstrap server", bootstrap_port) if role == "prefill" else None
