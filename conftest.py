@@ -39,5 +39,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if type(item).__name__ == "IPyNbCell" and item.cell.source.strip() and item.cell.execution_count is None:
             raise pytest.UsageError(f"{item.nodeid} was never run: nbval would compare nothing (notebooks/refresh.py)")
-        if isinstance(item, pytest.Function) and "lab" in item.fixturenames:
+        if item.path.name.startswith("test_live"):
             item.add_marker(pytest.mark.live)

@@ -4,15 +4,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from pdlab.lab.instance import Instance
 
 ROOT = Path(__file__).parent.parent
+WORDS = ("vllm", "VLLM", "nanny.py", "pdlab.lab.proxy", "jupyterlab", "resource_tracker")
 MARK = "PDLAB_TEST_SESSION"  # set by conftest.py, inherited by all that it starts
 
 
@@ -41,32 +42,25 @@ def left_of(pids: Iterable[int]) -> list[str]:
 
 def traces() -> dict[str, set[str]]:
     """Everything that this test session's engines could leave: processes, ports, shared memory, scratch folders."""
-    processes = list(ours())
+    processes, ports = set(), set()
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # a zombie counts as ended
+            line = " ".join(process.cmdline())
+            if any(word in line for word in WORDS) and is_ours(process, line):
+                listening = [c.laddr for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+                processes.add(f"{process.pid} {line[:80]}")
+                ports |= {f"{address.ip}:{address.port}" for address in listening}
     return {
-        "processes": {f"{process.pid} {' '.join(process.cmdline())[:80]}" for process in processes},
-        "ports": {f"{c.laddr.ip}:{c.laddr.port}" for process in processes for c in listening(process)},
+        "processes": processes,
+        "ports": ports,
         "shared memory": {path.name for path in Path("/dev/shm").iterdir()},
         "scratch": {path.name for path in Path("/tmp").glob("pdlab-*")},
     }
 
 
-def ours() -> Iterator[psutil.Process]:
-    """Living processes that this session started, but for itself and its kernels; foreign engines are not ours."""
-    words = ("vllm", "VLLM", "nanny.py", "pdlab.lab.proxy", "jupyterlab", "resource_tracker")
-    for process in psutil.process_iter():
-        try:
-            line = " ".join(process.cmdline())
-            if any(word in line for word in words) and process.environ().get(MARK) == os.environ[MARK]:
-                yield process
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-
-
-def listening(process: psutil.Process) -> list[Any]:
-    try:
-        return [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return []
+def is_ours(process: psutil.Process, line: str) -> bool:
+    """Whether this session started it. EngineCore cannot be told: to set its title it overwrites its environment."""
+    return line.startswith("VLLM::") or process.environ().get(MARK) == os.environ[MARK]
 
 
 def new_since(before: dict[str, set[str]]) -> dict[str, set[str]]:

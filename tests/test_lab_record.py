@@ -205,6 +205,7 @@ class TestUp:
     def test_with_another_model_is_an_error(self, lab: Callable[..., Record], tmp_path: Path) -> None:
         lab()
         (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "config.json").touch()
         with pytest.raises(PdlabError, match=r"model /\S+/model \(asked for: /\S+/other\)"):
             up(str(tmp_path / "other"), report=lambda *_: None)
 
@@ -225,7 +226,7 @@ class TestUp:
         with pytest.raises(InterruptedError):
             up(settings.model, report=lambda *words: told.append(words[:2]))
         assert started == ["default"]
-        assert told == [("lab", "decode died: starting again")]
+        assert told[0] == ("lab", "decode died: starting again")
         assert record.dead == list(SERVERS)  # the others went first
 
     def test_ends_what_an_interrupted_start_left(

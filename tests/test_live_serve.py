@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import pdlab
-from pdlab.errors import MismatchError
+from pdlab.errors import MismatchError, RequestError
 from pdlab.lab.lab import Lab
 from pdlab.lab.ports import Ports
 from tests.live import ROOT, new_since, traces, until
@@ -64,6 +64,32 @@ def test_other_weights_and_another_dtype_are_refused_in_words(lab: Lab, tmp_path
     assert "the dtype differs: prefill float32, decode bfloat16" in refused.value.message
     assert "wrong text" in refused.value.message
     assert code == 130
+    assert until(lambda: new_since(before) == {}, 10), new_since(before)
+
+
+def test_a_prefill_instance_that_came_back_is_found_again(lab: Lab, tmp_path: Path) -> None:
+    """It has the same address and a new engine id, of which the proxy must tell D."""
+    before = traces()
+    port, bootstrap, log = free_port(), free_port(), tmp_path / "serve.log"
+    serve = [*SERVE, "prefill", "--port", str(port), "--bootstrap-port", str(bootstrap)]
+    process = start(*serve, log=log)
+    try:
+        says(log, "the prefill instance answers at", process)
+        urls = {"prefill": f"http://127.0.0.1:{port}", "bootstrap": f"http://127.0.0.1:{bootstrap}"}
+        with pdlab.join(decode=lab.decode.url, **urls) as joined:
+            expected = lab.decode.complete("1, 2, 3,").token_ids
+            first = joined.prefill.bootstrap_query()["0"]["engine_id"]
+            assert joined.send("1, 2, 3,", fresh=True).token_ids == expected
+            assert end(process) == 130
+            with pytest.raises(RequestError, match=r"bootstrap|prefill") as gone:
+                joined.send("1, 2, 3,")
+            assert gone.value.status in (502, 503)
+            process = start(*serve, log=log)
+            says(log, "the prefill instance answers at", process)
+            assert joined.prefill.bootstrap_query()["0"]["engine_id"] != first
+            assert joined.send("1, 2, 3,", fresh=True).token_ids == expected
+    finally:
+        end(process)
     assert until(lambda: new_since(before) == {}, 10), new_since(before)
 
 

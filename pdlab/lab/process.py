@@ -103,7 +103,10 @@ class Process:
 
 
 def _with_tmpdir(folder: str) -> Iterator[int]:
-    """Pids of the living processes that were started with this TMPDIR. It is unique: nobody else's have it."""
+    """Pids of the living processes that were started with this TMPDIR. It is unique: nobody else's have it.
+
+    EngineCore is not among them (it overwrites its environment with its title), but ends with its API server.
+    """
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and nanny.start_time(int(entry.name)) is not None:
             with contextlib.suppress(OSError):

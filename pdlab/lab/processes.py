@@ -31,10 +31,12 @@ class Processes(list[Row]):
     """The processes of a lab; prints as one line each."""
 
     def __repr__(self) -> str:
-        lines = ["server   process           pid      memory  core(s)"]
+        lines = ["server   process           pid      memory  core(s)  listens at"]
         for row in self:
             cores = ",".join(map(str, row.cores))
-            lines.append(f"{row.server:<8} {row.what:<17} {row.pid:<7} {row.rss >> 20:>5} MB  {cores}")
+            listens = row.listens[0] if len(row.listens) == 1 else f"{len(row.listens)} ports" if row.listens else ""
+            line = f"{row.server:<8} {row.what:<17} {row.pid:<7} {row.rss >> 20:>5} MB  {cores:<8} {listens}"
+            lines.append(line.rstrip())
         return "\n".join(lines)
 
 
