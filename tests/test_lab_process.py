@@ -20,15 +20,15 @@ Spawn = Callable[..., Process]
 
 # A process that starts a server, says how to find it, and stays.
 STARTER = """
-import json, os, pathlib, sys, time
+import dataclasses, json, os, pathlib, sys, time
 from pdlab.lab.process import spawn
 argv = [sys.executable, "-I", "-S", "-c", "import time; print('here', flush=True); time.sleep(600)"]
 folder = pathlib.Path({folder!r})
-process = spawn("server", argv, folder=folder, env=dict(os.environ), starter_ends_it={starter_ends_it})
+process = spawn("server", argv, folder=folder, env=dict(os.environ))
 while not pathlib.Path(process.log).read_text():
     time.sleep(0.01)
 {then}
-(folder / "draft").write_text(json.dumps(process.as_dict()))
+(folder / "draft").write_text(json.dumps(dataclasses.asdict(process)))
 (folder / "draft").rename(folder / "process.json")
 time.sleep(600)
 """
@@ -143,7 +143,7 @@ class TestStop:
 
     def test_by_another_process_than_its_starter(self, start: Spawn, zoo: Zoo) -> None:
         process = runs(start())
-        read_back = f"Process(**{json.dumps(process.as_dict())})"
+        read_back = f"Process(**{json.dumps(dataclasses.asdict(process))})"
         code = f"from pdlab.lab.process import Process; process = {read_back}; assert process.alive; process.stop()"
         assert zoo.python(code, isolated=False).wait() == 0
         assert not process.alive
@@ -155,9 +155,9 @@ class TestStop:
 
 
 class TestStarter:
-    def server_of(self, zoo: Zoo, folder: Path, then: str, starter_ends_it: bool) -> Process:
+    def server_of(self, zoo: Zoo, folder: Path, then: str) -> Process:
         """A server whose starter is dead."""
-        code = STARTER.format(folder=str(folder), then=then, starter_ends_it=starter_ends_it)
+        code = STARTER.format(folder=str(folder), then=then)
         starter = zoo.python(code, isolated=False)
         wait_until((folder / "process.json").exists, "the starter")
         process = Process(**json.loads((folder / "process.json").read_text()))
@@ -169,13 +169,12 @@ class TestStarter:
         return process
 
     def test_before_keep_it_goes_with_its_starter(self, zoo: Zoo, tmp_path: Path) -> None:
-        process = self.server_of(zoo, tmp_path, "", starter_ends_it=True)
+        process = self.server_of(zoo, tmp_path, "")
         wait_until(lambda: not process.alive, "its end")
         assert process.why_ended().startswith("owner ended")
 
-    @pytest.mark.parametrize(("then", "starter_ends_it"), [("process.keep()", True), ("", False)])
-    def test_kept_it_stays(self, then: str, starter_ends_it: bool, zoo: Zoo, tmp_path: Path) -> None:
-        process = self.server_of(zoo, tmp_path, then, starter_ends_it)
+    def test_kept_it_stays(self, zoo: Zoo, tmp_path: Path) -> None:
+        process = self.server_of(zoo, tmp_path, "process.keep()")
         # It answers SIGTERM as told, not as an end of its owner: it has not noticed that, or it would have ended first.
         assert process.alive
         process.stop()
@@ -183,7 +182,7 @@ class TestStarter:
 
     def test_kept_it_stays_though_its_nanny_learns_both_at_once(self, zoo: Zoo, tmp_path: Path) -> None:
         then = "import signal; os.kill(process.pid, signal.SIGSTOP); process.keep()"
-        process = self.server_of(zoo, tmp_path, then, starter_ends_it=True)
+        process = self.server_of(zoo, tmp_path, then)
         os.kill(process.pid, signal.SIGCONT)
         process.stop()
         assert process.why_ended().startswith("told to end")

@@ -7,6 +7,7 @@ so each gets 1 GiB of KV space. Ready means the same for both: each engine has a
 
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pdlab
+from pdlab.lab import record as records
 from pdlab.lab.answer import complete
-from pdlab.lab.command import UNWANTED
+from pdlab.lab.command import inherited_env
 from pdlab.lab.ports import Ports
 from pdlab.lab.process import Process, myself, spawn
 from pdlab.lab.profile import rdma_devices
@@ -65,11 +67,13 @@ def render(facts: dict[str, Any]) -> str:
 
 
 def _ours(model: str) -> float:
+    os.environ["PDLAB_OWNER"] = myself()
     began = time.monotonic()
-    lab = pdlab.up(model, name=LAB, report=lambda *_: None)
-    seconds = time.monotonic() - began
-    lab.down()
-    return seconds
+    try:
+        with pdlab.up(model, name=LAB, report=lambda *_: None):
+            return time.monotonic() - began
+    finally:
+        shutil.rmtree(records.folder(LAB), ignore_errors=True)
 
 
 def _stock(model: str, options: tuple[str, ...], folder: Path) -> float:
@@ -103,9 +107,8 @@ def _stock_argv(role: Role, model: str, host: str, port: int) -> list[str]:
 
 
 def _stock_env(bootstrap_port: int, cache: Path) -> dict[str, str]:
-    inherited = {key: value for key, value in os.environ.items() if key not in UNWANTED}
     return {
-        **inherited,
+        **inherited_env(),
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap_port),
         "HF_HUB_OFFLINE": "1",

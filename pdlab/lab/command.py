@@ -39,14 +39,18 @@ class Command:
 
     def full_env(self) -> dict[str, str]:
         """This process's environment with ours on top, less what would change an engine behind the reader's back."""
-        inherited = {key: value for key, value in os.environ.items() if key not in UNWANTED}
-        return {**inherited, **self.env, **self.instrument_env}
+        return {**inherited_env(), **self.env, **self.instrument_env}
 
 
 # VLLM_CPU_KVCACHE_SPACE overrides --kv-cache-memory-bytes (an empty one crashes the engine); a fixed VLLM_PORT would
 # be fought over by two engines; through an HTTP proxy no engine reaches the bootstrap server.
 UNWANTED = {"VLLM_CPU_KVCACHE_SPACE", "VLLM_PORT", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_LOGGING_CONFIG_PATH"}
 UNWANTED |= {"http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"}
+
+
+def inherited_env() -> dict[str, str]:
+    """This process's environment, as an engine may have it."""
+    return {key: value for key, value in os.environ.items() if key not in UNWANTED}
 
 
 def engine_command(

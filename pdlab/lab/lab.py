@@ -126,6 +126,7 @@ def up(
 
     Raises:
         StartError: an engine did not start; nothing is left of it.
+        MismatchError: the two engines are no pair (with a model folder that changed between their starts, say).
         PdlabError: the running lab has other settings than those asked for, or a setting is impossible.
     """
     asked = {key: value for key, value in {"model": model, "profile": profile, **choices}.items() if value is not None}
@@ -171,7 +172,7 @@ def _must_agree(name: str, running: Settings, wanted: Settings, asked: set[str])
 def status_of(name: str = "default") -> dict[str, Any]:
     """`Lab.status` of the lab of that name; without servers if there is none."""
     found = records.load(name)
-    if found is None or not found.processes or not found.ready:
+    if found is None or not found.ready:
         return {"name": name, "up": False, "servers": {}}
     return _lab(name, found).status()
 

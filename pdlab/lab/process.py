@@ -10,9 +10,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pdlab.lab import nanny
 from pdlab.lab.ports import Ports
@@ -98,9 +97,6 @@ class Process:
                     os.kill(pid, signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
             time.sleep(0.1)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def _with_tmpdir(folder: str) -> Iterator[int]:
     """Pids of the living processes that were started with this TMPDIR. It is unique: nobody else's have it.
@@ -135,22 +131,21 @@ def spawn(
     env: dict[str, str],
     ports: Ports | None = None,
     owner: str | None = None,
-    starter_ends_it: bool = True,
     cores: Sequence[int] = (),
 ) -> Process:
     """Start `argv` under a nanny in a session of its own, with log file and scratch folder; does not wait for it.
 
+    It ends with this process, until `Process.keep` is called.
+
     Args:
         owner: PID:START with which it ends; None: with nobody.
-        starter_ends_it: whether it also ends with this process, until `Process.keep` is called.
         cores: to run on; empty: any.
     """
     folder.mkdir(parents=True, exist_ok=True)
     scratch = make_scratch(name)
     log, ended = folder / f"{name}.log", folder / f"{name}.ended.json"
     ended.unlink(missing_ok=True)
-    options = ["--scratch", str(scratch), "--ended", str(ended)]
-    options += ["--starter", myself()] if starter_ends_it else []
+    options = ["--scratch", str(scratch), "--ended", str(ended), "--starter", myself()]
     options += ["--owner", owner] if owner else []
     options += ["--cores", ",".join(map(str, cores))] if cores else []
     with log.open("wb") as out:

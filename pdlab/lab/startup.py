@@ -1,4 +1,4 @@
-"""Waiting until an instance is ready, which means: it answered a completion."""
+"""Waiting until servers answer, showing how far each has come, and saying why one did not."""
 
 import time
 from collections.abc import Callable
@@ -27,21 +27,23 @@ def wait_until_serving(processes: dict[str, tuple[Process, str]], report: Report
     while waiting:
         for name in sorted(waiting):
             process, url = processes[name]
-            log = Path(process.log).read_text(errors="replace")
             if not process.alive:
                 raise failure(name, process)
-            serving = healthy(url)
-            stage = engine_log.SERVING if serving else STAGE_OF_PROXY if name == "proxy" else engine_log.stage(log)
+            stage = engine_log.SERVING if healthy(url) else _stage(name, process)
             if stage != stages[name]:
                 stages[name] = stage
                 report(name, stage, time.monotonic() - began)
-            if serving:
+            if stage == engine_log.SERVING:
                 waiting.discard(name)
         if time.monotonic() - began > patience:
-            raise StartError(
-                f"{', '.join(sorted(waiting))} not ready after {patience:.0f} s, at: {stages}", "see the log"
-            )
+            late = ", ".join(f"{name} ({stages[name]})" for name in sorted(waiting))
+            logs = ", ".join(processes[name][0].log for name in sorted(waiting))
+            raise StartError(f"not ready after {patience:.0f} s: {late}", f"see {logs}")
         time.sleep(POLL)
+
+
+def _stage(name: str, process: Process) -> str:
+    return STAGE_OF_PROXY if name == "proxy" else engine_log.stage(Path(process.log).read_text(errors="replace"))
 
 
 def failure(name: str, process: Process, what: str = "did not start") -> StartError:
