@@ -28,7 +28,12 @@ class MismatchError(PdlabError):
 
 
 class RequestError(PdlabError):
-    """A request that an instance or the proxy refused or failed; `status` is the HTTP status."""
+    """A request that an instance or the proxy refused or failed; `status` is the HTTP status.
+
+    `journey` is how far it came, where it was sent through a lab.
+    """
+
+    journey: object = None
 
     def __init__(self, status: int, message: str, hint: str | None = None):
         super().__init__(message, hint)

@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 
 def register() -> None:
@@ -18,6 +19,8 @@ def register() -> None:
     fix_missing_accelerator()
     if os.environ.get("VLLM_HOST_IP", "").startswith("127."):
         bind_bootstrap_to(os.environ["VLLM_HOST_IP"])
+    if os.environ.get("PDLAB_TRACE"):
+        trace_into(Path(os.environ["PDLAB_TRACE"]))
 
 
 def die_with_parent() -> None:
@@ -67,3 +70,19 @@ def bind_bootstrap_to(host: str) -> None:
 
     init._pdlab = True  # type: ignore[attr-defined]
     MooncakeBootstrapServer.__init__ = init
+
+
+def trace_into(folder: Path) -> None:
+    """Install the probes and the gates, in EngineCore and in the workers; an API server has neither."""
+    from multiprocessing import parent_process
+
+    if parent_process() is None or getattr(trace_into, "done", False):
+        return
+    trace_into.done = True  # type: ignore[attr-defined]
+    from pdlab.inside.gates import Gates
+    from pdlab.inside.probes import PROBES
+    from pdlab.inside.tracer import Tracer, extra_probes
+
+    trace = Tracer("P" if os.environ["PDLAB_INSTANCE"] == "prefill" else "D", folder)
+    trace.install([*PROBES, *extra_probes()])
+    Gates(trace, folder / "gates").install()

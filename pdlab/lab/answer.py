@@ -1,51 +1,42 @@
-"""Asking for a completion, and what comes back."""
+"""Asking an engine or the proxy for a completion."""
 
 import uuid
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from pdlab.errors import RequestError
 from pdlab.lab.http import client
+from pdlab.trace.answer import Answer
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Attributes:
-    text: what was generated; token_ids: the same as ids.
-    prompt_tokens: N, as the engine counted them.
-    finish_reason: "length" or "stop".
-    request_id: the X-Request-Id; both engines make their internal ids from it, each with a suffix of its own.
-    transfer_id: what links the two halves; None when one engine answered alone.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    prompt_tokens: int
-    finish_reason: str
-    request_id: str
-    transfer_id: str | None = None
-
-    def __repr__(self) -> str:
-        return f"<Answer to {self.prompt_tokens} prompt tokens: {self.text!r}>"
+def new_request_id() -> str:
+    """An X-Request-Id of our own."""
+    return f"pdlab-{uuid.uuid4().hex[:12]}"
 
 
 def complete(
-    url: str, prompt: str | list[int], max_tokens: int, fields: dict[str, Any], who: str, fresh: bool = False
+    url: str,
+    prompt: str | list[int],
+    max_tokens: int,
+    fields: dict[str, Any],
+    who: str,
+    fresh: bool = False,
+    request_id: str | None = None,
 ) -> Answer:
     """POST `/v1/completions` to an engine or the proxy; greedy unless `fields` says otherwise.
 
     Args:
         who: what `url` is, for an error.
         fresh: whether to keep prefix caches out of it, by a `cache_salt` that nobody has used.
+        request_id: its X-Request-Id; None: a new one.
 
     Raises:
         RequestError: it refused, failed or does not answer (status 0).
     """
     if fresh:
         fields = {"cache_salt": uuid.uuid4().hex, **fields}
-    request_id = f"pdlab-{uuid.uuid4().hex[:12]}"
+    request_id = request_id or new_request_id()
     body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "return_token_ids": True, **fields}
     answer = post(url, "/v1/completions", body, {"X-Request-Id": request_id}, who)
     fields = answer.json()

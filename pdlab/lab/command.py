@@ -92,8 +92,13 @@ def engine_command(
     return Command([*argv, *extra], env, list(INSTRUMENTS))
 
 
-def instrumented(command: Command, role: Role, folder: Path) -> Command:
-    """The command with what pdlab needs to look inside: its plugin, the engine's step log, the connector's own log."""
+def instrumented(command: Command, role: Role, folder: Path, trace: bool = False, token: str = "") -> Command:
+    """The command with what pdlab needs to look inside: its plugin, the engine's step log, the connector's own log.
+
+    Args:
+        trace: install the probes and the gates, which write into `folder`/trace.
+        token: without which nobody reads the engine's KV memory; "": nobody does.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     logging_config = folder / f"{role}.logging.json"
     logging_config.write_text(json.dumps(LOGGING))
@@ -110,6 +115,8 @@ def instrumented(command: Command, role: Role, folder: Path) -> Command:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }
+    env |= {"PDLAB_TRACE": str(folder / "trace")} if trace else {}
+    env |= {"PDLAB_KV_TOKEN": token} if token else {}
     return Command(command.argv, command.env, command.instruments, env)
 
 

@@ -1,18 +1,20 @@
 """One engine of a lab, as a notebook holds it: `lab.prefill` and `lab.decode`."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from pdlab.errors import PdlabError
-from pdlab.lab.answer import Answer, complete
+from pdlab.lab.answer import complete
 from pdlab.lab.command import Command
 from pdlab.lab.http import client, healthy
+from pdlab.lab.kv import KVBlock, read_block, read_digests
 from pdlab.lab.process import Process
 from pdlab.lab.settings import Role
+from pdlab.trace.answer import Answer
 
 
 @dataclass
@@ -26,6 +28,7 @@ class Instance:
         command: how it was started; None if it was started elsewhere.
         process: its supervised process; None if it was started elsewhere.
         folder: where its log and its step log lie; None if it was started elsewhere.
+        token: with which its KV memory can be read; "": it cannot.
     """
 
     role: Role
@@ -34,6 +37,7 @@ class Instance:
     command: Command | None = None
     process: Process | None = None
     folder: Path | None = None
+    token: str = field(default="", repr=False)
     _facts: dict[str, Any] | None = None
 
     @property
@@ -130,6 +134,22 @@ class Instance:
             RequestError: it refused or failed.
         """
         return complete(self.url, prompt, max_tokens, body, who=f"the {self.role} instance", fresh=fresh)
+
+    def kv(self, layer: int, block: int) -> KVBlock:
+        """The bytes behind one block of one layer, read now from the memory that this engine registered.
+
+        Args:
+            layer: index of the region, in the order of `registered_kv`.
+            block: its block id.
+
+        Raises:
+            PdlabError: there is no such layer or block, or the memory of this engine is not to be read.
+        """
+        return read_block(self.url, self.token, layer, block, self.role)
+
+    def kv_digests(self, blocks: list[int], layers: list[int] | None = None) -> list[list[str]]:
+        """Digests of whole blocks, [layer][block]: of these layers, or of all. Raises as `kv`."""
+        return read_digests(self.url, self.token, blocks, layers)
 
     def __repr__(self) -> str:
         state = "up" if self.alive else "down"

@@ -49,4 +49,4 @@ def join(*, prefill: str, decode: str, bootstrap: str) -> Lab:
     except BaseException:
         process.stop()
         raise
-    return Lab(f"joined-{port}", None, p, d, proxy)
+    return Lab(f"joined-{port}", None, p, d, proxy, trace_folder=folder / "trace")

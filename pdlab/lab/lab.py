@@ -1,17 +1,23 @@
 """`lab = pdlab.up()`: a prefill instance, a decode instance and the proxy, as one thing a notebook holds."""
 
+import secrets
 import shutil
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from pdlab.errors import PdlabError, StartError
+from pdlab.inside.holds import release_all
 from pdlab.lab import profile as profiles
 from pdlab.lab import record as records
-from pdlab.lab.answer import Answer, complete
 from pdlab.lab.command import Command, engine_command, instrumented
 from pdlab.lab.compare import check_pair
+from pdlab.lab.comparison import Comparison, compare
+from pdlab.lab.hold import Hold, seconds_for
 from pdlab.lab.http import healthy
 from pdlab.lab.instance import Instance
+from pdlab.lab.journeys import Journeys
 from pdlab.lab.ports import Ports
 from pdlab.lab.process import Process, owner_of_lab, spawn
 from pdlab.lab.processes import Processes, processes_of
@@ -21,6 +27,9 @@ from pdlab.lab.record import Record
 from pdlab.lab.report import Witness
 from pdlab.lab.settings import ROLES, Role, Settings
 from pdlab.lab.startup import Report, wait_until_serving
+from pdlab.trace.journey import Journey
+from pdlab.trace.trace import Trace
+from pdlab.trace.trace import read as read_trace
 
 LOOPBACK = "127.0.0.1"
 
@@ -35,6 +44,7 @@ class Lab:
         prefill, decode: its engines.
         proxy: the server that a client talks to.
         started: whether the `up()` that returned it started it, or attached to it.
+        trace_folder: where its processes note what happens to each request; None: they note nothing.
     """
 
     name: str
@@ -43,20 +53,80 @@ class Lab:
     decode: Instance
     proxy: ProxyServer
     started: bool = False
+    trace_folder: Path | None = None
 
-    def send(self, prompt: str | list[int], max_tokens: int = 16, fresh: bool = False, **body: Any) -> Answer:
+    def send(self, prompt: str | list[int], max_tokens: int = 16, fresh: bool = False, **body: Any) -> Journey:
         """Send one prompt through the proxy: prefilled on P, decoded on D. Greedy unless `body` says otherwise.
 
         Args:
             prompt: text, or token ids.
             fresh: keep both prefix caches out of it, by a `cache_salt` of its own: P computes all of the prompt, and
                 all of it travels, however often it was sent before.
-            body: further fields of `/v1/completions`.
+            body: further fields of `/v1/completions`; and request_id, the X-Request-Id.
+
+        Returns:
+            Its whole journey, with the answer.
 
         Raises:
-            RequestError: the proxy or an instance refused or failed it.
+            RequestError: the proxy or an instance refused or failed it; `error.journey` is how far it came.
         """
-        return complete(self.proxy.url, prompt, max_tokens, body, who="the proxy", fresh=fresh)
+        return self._journeys.send(prompt, max_tokens, fresh, body)
+
+    def submit(self, prompt: str | list[int], max_tokens: int = 16, fresh: bool = False, **body: Any) -> Journey:
+        """Send one prompt as `send` does and return at once, with a journey that fills up; `wait()` is its end."""
+        return self._journeys.submit(prompt, max_tokens, fresh, body)
+
+    @cached_property
+    def _journeys(self) -> Journeys:
+        return Journeys(self.proxy.url, self.trace_folder)
+
+    def trace(self, since: float = 0.0) -> Trace:
+        """All journeys that the trace still has, whoever sent them; those that began at `since` or later.
+
+        Args:
+            since: seconds, as `time.monotonic()` gives them.
+        """
+        return read_trace(self._must_trace(), since)
+
+    def hold(self, point: str, match: str = "*", seconds: float | None = None) -> Hold:
+        """Hold matching requests at a point until the `with` block is left; everything else goes on.
+
+        Args:
+            point: before_prefill_send, before_decode_send (in the proxy), before_pull (in D's worker), before_ready,
+                before_write or before_answer (in P's worker).
+            match: a glob pattern for the request_id, or the transfer_id.
+            seconds: after which the hold ends by itself. None: before an engine would give the request up.
+
+        Raises:
+            PdlabError: there is no such point, or the lab is not traced.
+        """
+        folder = self._must_trace()
+        if self.settings is None:
+            raise PdlabError("these instances were started elsewhere", "holds work in a lab that pdlab.up() started")
+        return Hold(folder, point, match, seconds_for(point, seconds, self.settings.abort_timeout))
+
+    def release(self) -> None:
+        """End every hold of this lab, whoever holds it."""
+        release_all(self._must_trace() / "gates")
+
+    def held(self) -> dict[str, str]:
+        """What is held now: the point, by transfer_id."""
+        return {str(journey.transfer_id): journey.held for journey in self.trace() if journey.held}
+
+    def compare(self, journey: Journey) -> Comparison:
+        """Compare every pulled block of every layer on both sides, by digest, while the request is held.
+
+        The moment that counts is `before_answer`: all is written, and D has not overwritten the last slot yet.
+
+        Raises:
+            PdlabError: the request is not held, or nothing of it is planned yet.
+        """
+        return compare(journey, self.prefill, self.decode)
+
+    def _must_trace(self) -> Path:
+        if self.trace_folder is None:
+            raise PdlabError("this lab is not traced", "start it with trace=True, which is the default")
+        return self.trace_folder
 
     def status(self) -> dict[str, Any]:
         """What runs: up (all of it), and for each server its url, whether it is up, its pids and its log."""
@@ -206,7 +276,9 @@ def down(name: str = "default") -> bool:
 
 def _start(name: str, settings: Settings, tell: Report) -> Record:
     ports = Ports(LOOPBACK)
-    record = Record(settings, {}, {key: ports.take(key) for key in ("prefill", "bootstrap", "decode", "proxy")})
+    taken = {key: ports.take(key) for key in ("prefill", "bootstrap", "decode", "proxy")}
+    record = Record(settings, {}, taken, token=secrets.token_hex(16))
+    shutil.rmtree(_trace_folder(name), ignore_errors=True)
     try:
         for role in ROLES:
             record.processes[role] = _spawn_engine(name, record, role, ports)
@@ -229,7 +301,7 @@ def _start(name: str, settings: Settings, tell: Report) -> Record:
 
 def _spawn_engine(name: str, record: Record, role: Role, ports: Ports) -> Process:
     folder = records.folder(name)
-    command = instrumented(_command(record, role), role, folder)
+    command = instrumented(_command(record, role), role, folder, record.settings.trace, record.token)
     return spawn(
         role, command.full_argv(), folder=folder, env=command.full_env(), ports=ports,
         owner=owner_of_lab(), cores=profiles.cores_for(role) if record.settings.profile == "cpu" else (),
@@ -243,7 +315,12 @@ def _command(record: Record, role: Role) -> Command:
 
 def _spawn_proxy(name: str, record: Record, ports: Ports) -> Process:
     urls = {key: record.url(key) for key in ("prefill", "bootstrap", "decode")}
-    return spawn_proxy(records.folder(name), ports, record.ports["proxy"], **urls, owner=owner_of_lab())
+    traced = record.settings.trace
+    return spawn_proxy(records.folder(name), ports, record.ports["proxy"], **urls, owner=owner_of_lab(), trace=traced)
+
+
+def _trace_folder(name: str) -> Path:
+    return records.folder(name) / "trace"
 
 
 def _prove_ready(lab: Lab) -> None:
@@ -270,7 +347,10 @@ def _lab(name: str, record: Record, started: bool = False) -> Lab:
 
     def instance(role: Role) -> Instance:
         bootstrap = record.url("bootstrap") if role == "prefill" else None
-        return Instance(role, record.url(role), bootstrap, _command(record, role), record.processes[role], folder)
+        return Instance(
+            role, record.url(role), bootstrap, _command(record, role), record.processes[role], folder, record.token
+        )
 
     proxy = ProxyServer(record.url("proxy"), record.processes["proxy"])
-    return Lab(name, record.settings, instance("prefill"), instance("decode"), proxy, started)
+    traced = _trace_folder(name) if record.settings.trace else None
+    return Lab(name, record.settings, instance("prefill"), instance("decode"), proxy, started, traced)

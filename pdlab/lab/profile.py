@@ -26,6 +26,7 @@ def settings(
     block_size: int | None = None,
     abort_timeout: int = ABORT_TIMEOUT,
     protocol: str | None = None,
+    trace: bool = True,
 ) -> Settings:
     """The settings for this machine; what is given wins.
 
@@ -39,6 +40,7 @@ def settings(
         raise PdlabError(f"there is no protocol {protocol!r}", "choose tcp or rdma")
     common: dict[str, Any] = {
         "model": resolve(model), "profile": profile, "max_model_len": max_model_len, "abort_timeout": abort_timeout,
+        "trace": trace,
     }  # fmt: skip
     if profile == "cpu":
         return checked(Settings(

@@ -16,11 +16,13 @@ import asyncio
 import itertools
 import json
 import logging
+import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
+from pathlib import Path
 
 import httpx
 import uvicorn
@@ -37,11 +39,19 @@ log = logging.getLogger("pdlab.proxy")
 QUICK = httpx.Timeout(2.0)  # for /health, /query and /v1/models, which wait behind no request
 
 
-def create_app(prefill: Sequence[tuple[str, str]], decode: Sequence[str], *, engine_ids_live_s: float = 1) -> Starlette:
+def create_app(
+    prefill: Sequence[tuple[str, str]],
+    decode: Sequence[str],
+    *,
+    engine_ids_live_s: float = 1,
+    make_half: "Callable[..., Half] | None" = None,
+) -> Starlette:
     """The proxy as an ASGI app: `prefill` holds pairs (instance URL, bootstrap URL). ValueError where one is empty."""
     if not prefill or not decode:
         raise ValueError("the proxy needs at least one prefill and one decode instance")
-    return Proxy([Prefill(*urls, engine_ids_live_s) for urls in prefill], [url.rstrip("/") for url in decode]).app
+    proxy = Proxy([Prefill(*urls, engine_ids_live_s) for urls in prefill], [url.rstrip("/") for url in decode])
+    proxy.make_half = make_half or Half
+    return proxy.app
 
 
 class Proxy:
@@ -49,6 +59,7 @@ class Proxy:
         self.prefills, self.decodes = prefills, decodes
         self.prefill_turn, self.decode_turn = itertools.cycle(prefills), itertools.cycle(decodes)
         self.starting: set[Half] = set()
+        self.make_half: Callable[..., Half] = Half
         generations = ("/v1/completions", "/v1/chat/completions")
         routes = [Route(path, self.double_send, methods=["POST"]) for path in generations]
         routes += [Route("/v1/models", self.models), Route("/health", self.health)]
@@ -91,7 +102,7 @@ class Proxy:
 
     def send(self, role: str, url: str, request: Request, headers: Mapping[str, str], body: Body) -> "Half":
         """Send one half. Both halves of every request leave here."""
-        half = Half(f"{role} instance {url}", self.client, url + request.url.path, headers, body)
+        half = self.make_half(f"{role} instance {url}", self.client, url + request.url.path, headers, body)
         self.starting.add(half)
         half.started.add_done_callback(lambda _: self.starting.discard(half))
         return half
@@ -277,6 +288,15 @@ def latin(headers: Mapping[str, str]) -> httpx.Headers:
 # The command ----------------------------------------------------------------------------------------------------------
 
 
+def watched_halves() -> Callable[..., Half] | None:
+    """Where PDLAB_TRACE asks for it: halves that note what happens to them, and wait at closed gates."""
+    if not os.environ.get("PDLAB_TRACE"):
+        return None
+    from pdlab.lab.proxy_trace import watched
+
+    return watched(Path(os.environ["PDLAB_TRACE"]))
+
+
 def url_pair(text: str) -> tuple[str, str]:
     url, _, bootstrap = text.partition("=")
     if not url or not bootstrap:
@@ -297,7 +317,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every call
     log.info("prefill %s, decode %s", " ".join(map("=".join, args.prefill)), " ".join(args.decode))
-    app = create_app(args.prefill, args.decode)
+    app = create_app(args.prefill, args.decode, make_half=watched_halves())
     # The grace is short: a request that waits for KV must not keep the proxy from ending.
     config = uvicorn.Config(app, host=args.host, port=args.port, access_log=False, timeout_graceful_shutdown=2)
     uvicorn.Server(config).run()

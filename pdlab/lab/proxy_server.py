@@ -29,9 +29,18 @@ class ProxyServer:
 
 
 def spawn_proxy(
-    folder: Path, ports: Ports, port: int, *, prefill: str, bootstrap: str, decode: str, owner: str | None
+    folder: Path,
+    ports: Ports,
+    port: int,
+    *,
+    prefill: str,
+    bootstrap: str,
+    decode: str,
+    owner: str | None,
+    trace: bool = True,
 ) -> Process:
     """Start a proxy between one prefill and one decode instance, given by URL; does not wait for it."""
     argv = [sys.executable, "-m", "pdlab.lab.proxy", "--host", ports.host, "--port", str(port)]
     argv += ["--prefill", f"{prefill}={bootstrap}", "--decode", decode]
-    return spawn("proxy", argv, folder=folder, env=dict(os.environ), ports=ports, owner=owner)
+    env = {**os.environ, "PDLAB_TRACE": str(folder / "trace") if trace else ""}
+    return spawn("proxy", argv, folder=folder, env=env, ports=ports, owner=owner)

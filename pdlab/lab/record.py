@@ -26,12 +26,14 @@ class Record:
     processes: by server name.
     ports: by server name, and "bootstrap".
     ready: whether it came up; a record that is not is of a start that was interrupted.
+    token: for reading the engines' KV memory.
     """
 
     settings: Settings
     processes: dict[str, Process]
     ports: dict[str, int]
     ready: bool = False
+    token: str = ""
 
     @property
     def dead(self) -> list[str]:
@@ -69,7 +71,9 @@ def _read(fields: dict[str, Any]) -> Record | None:
     if fields.pop("format", None) != FORMAT:
         return None
     processes = {key: Process(**process) for key, process in fields["processes"].items()}
-    return Record(Settings.from_dict(fields["settings"]), processes, fields["ports"], fields["ready"])
+    return Record(
+        Settings.from_dict(fields["settings"]), processes, fields["ports"], fields["ready"], fields.get("token", "")
+    )
 
 
 def save(name: str, record: Record) -> None:
@@ -77,6 +81,7 @@ def save(name: str, record: Record) -> None:
     path = folder(name) / "lab.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.touch(mode=0o600)  # it holds the token
     draft.write_text(json.dumps({"format": FORMAT, **asdict(record)}, indent=1))
     draft.rename(path)
 

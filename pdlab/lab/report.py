@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.errors import PdlabError
-from pdlab.lab.answer import Answer
 from pdlab.lab.instance import Instance
+from pdlab.trace.answer import Answer
+from pdlab.trace.journey import Journey
 
 PATIENCE = 10.0
 
@@ -31,7 +32,7 @@ class Witness:
         for path in [_steps(self.prefill), _steps(self.decode), _log(self.prefill), _log(self.decode)]:
             self._marks[path] = path.stat().st_size if path.exists() else 0
 
-    def report(self, answer: Answer) -> dict[str, Any]:
+    def report(self, answer: Answer | Journey) -> dict[str, Any]:
         """What happened to the request that `answer` answers.
 
         Returns:
@@ -77,7 +78,7 @@ class Witness:
         """What the engine's connector logged meanwhile."""
         return [line for line in self._new(_log(instance)).splitlines() if "[mooncake_connector.py:" in line]
 
-    def _blocks(self, answer: Answer) -> int | None:
+    def _blocks(self, answer: Answer | Journey) -> int | None:
         """The number of blocks that P's connector says it sent for this request (of which it logs D's internal id)."""
         pattern = rf"Sending kv_caches for request \S*{re.escape(answer.request_id)}\S* \((\d+) blocks\)"
         sent = re.findall(pattern, self._new(_log(self.prefill)))
@@ -86,7 +87,7 @@ class Witness:
     def _transfers(self) -> list[dict[str, Any]]:
         return [transfer for step in self._step_lines(self.prefill) for transfer in step.get("transfers", ())]
 
-    def _finished(self, answer: Answer) -> bool:
+    def _finished(self, answer: Answer | Journey) -> bool:
         rows = [row for step in self._step_lines(self.decode) for row in step.get("finished", ())]
         return any(answer.request_id in row["request_id"] for row in rows)
 

@@ -25,6 +25,7 @@ class Settings:
         decode side never comes (upstream's default is 480), and D, plus 60, waits for P.
     protocol: of the Transfer Engine: "tcp" or "rdma".
     gpus: of prefill and of decode, as CUDA_VISIBLE_DEVICES names them; equal: they share one.
+    trace: whether engines and proxy note what happens to each request, so that it can be seen as a journey.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Settings:
     abort_timeout: int
     protocol: Literal["tcp", "rdma"]
     gpus: tuple[str, str] | None = None
+    trace: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,0 +1,101 @@
+"""Gates: points at which matching requests wait while a reader holds them there.
+
+A hold is a file, so that nothing listens and any process can see it: `POINT.ID.json` in the lab's folder, with the
+match and a deadline, locked by its holder for as long as that lives. It ends when the file goes, when its deadline
+passes, or when its holder dies. Standard library only: engines, proxy and notebook share it.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+POINTS = {
+    "before_prefill_send": "in the proxy, before P's half leaves",
+    "before_decode_send": "in the proxy, before D's half leaves",
+    "before_pull": "in D's worker, before the pull message leaves",
+    "before_ready": "in P's worker, before the entry in reqs_need_send becomes ready",
+    "before_write": "in P's worker, with the transfer planned and nothing written",
+    "before_answer": "in P's worker, with all written and D not told",
+}
+LIMIT = 8  # requests held at once at one point of a process; P has 10 sender threads
+LOOK = 0.02  # seconds between two looks at a hold
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A hold as its file says it.
+
+    Attributes:
+        point: one of POINTS.
+        match: a glob pattern for request ids.
+        deadline: by this host's monotonic clock, in seconds.
+    """
+
+    path: Path
+    point: str
+    match: str
+    deadline: float
+
+    def takes(self, request_id: str) -> bool:
+        """Whether it is for this request: vLLM's internal id has the X-Request-Id in its middle."""
+        return fnmatchcase(request_id, self.match) or fnmatchcase(request_id, f"*-{self.match}-*")
+
+    def over(self) -> str | None:
+        """Why it holds no longer; None while it does."""
+        if time.monotonic() > self.deadline:
+            return "its time was up"
+        try:
+            with self.path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return "released"
+        except BlockingIOError:  # its holder lives
+            return None
+        return "its holder died"
+
+
+def find(folder: Path, point: str, request_id: str) -> Hold | None:
+    """The hold that takes this request at this point now."""
+    return next((hold for hold in holds(folder, point) if hold.takes(request_id) and hold.over() is None), None)
+
+
+def holds(folder: Path, point: str = "*") -> Iterator[Hold]:
+    """Every hold at `point`, over or not."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):  # noqa: PTH208  # in the engines' path: a Path for each would cost more
+            if name.endswith(".json") and (point == "*" or name.startswith(f"{point}.")):
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                    fields = json.loads((folder / name).read_text())
+                    yield Hold(folder / name, name.partition(".")[0], fields["match"], fields["deadline"])
+
+
+class Holder:
+    """One's own hold: it stands from here until `release`, or until this process ends."""
+
+    def __init__(self, folder: Path, point: str, match: str, seconds: float) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{point}.{uuid.uuid4().hex[:8]}.json"
+        self.hold = Hold(path, point, match, time.monotonic() + seconds)
+        draft = path.with_suffix(".tmp")
+        self._file = draft.open("w")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        json.dump({"match": match, "deadline": self.hold.deadline}, self._file)
+        self._file.flush()
+        draft.rename(path)
+
+    def release(self) -> None:
+        self.hold.path.unlink(missing_ok=True)
+        self._file.close()
+
+
+def release_all(folder: Path) -> None:
+    """End every hold in `folder`, whoever holds it."""
+    for hold in list(holds(folder)):
+        hold.path.unlink(missing_ok=True)

@@ -1,0 +1,63 @@
+"""The proxy, watched: what happens to the two halves of a request, noted, and the gates before they leave."""
+
+import asyncio
+import functools
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pdlab.inside.holds import LOOK, find
+from pdlab.lab.proxy import Body, Half
+from pdlab.trace.event import Event
+from pdlab.trace.writer import Writer
+
+
+def watched(folder: Path) -> Callable[..., Half]:
+    """What makes halves that write into `folder`, and heed the holds in its `gates`."""
+    return functools.partial(WatchedHalf, Writer(folder, "proxy", {"side": "proxy"}), folder / "gates")
+
+
+class WatchedHalf(Half):
+    def __init__(self, writer: Writer, gates: Path, hop: str, client: Any, url: str, headers: Any, body: Body) -> None:
+        self.writer, self.gates, self.headers, self.body, self.url = writer, gates, headers, body, url
+        self.role = "decode" if body["kv_transfer_params"]["do_remote_prefill"] else "prefill"
+        self.closed = False
+        super().__init__(hop, client, url, headers, body)
+
+    async def start(self, streamed: bool) -> None:
+        await self.pass_gate(f"before_{self.role}_send")
+        # The prompt stays here: of the body, only what makes it a half is noted.
+        fields = {key: self.body.get(key) for key in ("max_tokens", "max_completion_tokens", "stream", "ignore_eos")}
+        self.note(
+            "half.sent", url=self.url, kv_transfer_params=self.body["kv_transfer_params"], **fields,
+            dp_rank=self.headers.get("X-data-parallel-rank"), fields=sorted(self.body),
+        )  # fmt: skip
+        try:
+            await super().start(streamed)
+        except Exception as error:
+            self.note("half.failed", error=str(error)[:300], status=getattr(error, "status", None))
+            raise
+        self.note("half.answered", status=self.answer.status_code if self.answer else None)
+
+    async def close(self) -> None:
+        unanswered = not self.started.done()
+        await super().close()
+        if not self.closed:
+            self.closed = True
+            self.note("half.closed", unanswered=unanswered)
+
+    async def pass_gate(self, point: str) -> None:
+        if (hold := find(self.gates, point, self.id)) is None:
+            return
+        began = time.monotonic()
+        self.note("gate.held", point=point, hold=hold.path.stem)
+        while (why := hold.over()) is None:
+            await asyncio.sleep(LOOK)
+        self.note("gate.released", point=point, hold=hold.path.stem, why=why, seconds=time.monotonic() - began)
+
+    def note(self, name: str, **facts: Any) -> None:
+        transfer, thread = self.body["kv_transfer_params"]["transfer_id"], threading.current_thread().name
+        facts = {"role": self.role, **facts}
+        self.writer.note(Event(time.monotonic(), name, "proxy", thread, (transfer,), self.id, facts))

@@ -1,0 +1,44 @@
+"""One event: what one probe saw, in one process, at one moment."""
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+SCHEMA = 1
+ACTORS = ("proxy", "P scheduler", "P worker", "D scheduler", "D worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Attributes:
+    time: seconds by the monotonic clock of this host (of another host: aligned by both wall clocks).
+    name: of the event, as pdlab.inside.probes lists them.
+    actor: one of ACTORS.
+    thread: name of the thread that ran it.
+    transfers: the transfer_ids it is about; several where vLLM handles several requests in one message or call.
+    request_id: the internal one of the engine (in the proxy: the X-Request-Id); None where the event has several.
+    facts: small values, copied when it happened. Never prompt text or token ids.
+    """
+
+    time: float
+    name: str
+    actor: str
+    thread: str
+    transfers: tuple[str, ...] = ()
+    request_id: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def as_line(self) -> str:
+        """The event as one line of JSON."""
+        fields = [self.time, self.name, self.actor, self.thread, self.transfers, self.request_id, self.facts]
+        return json.dumps(fields, separators=(",", ":"), default=str)
+
+    def later(self, seconds: float) -> "Event":
+        """The same event on a clock that is `seconds` ahead."""
+        return replace(self, time=self.time + seconds) if seconds else self
+
+
+def read_line(line: str) -> Event:
+    """The event of a line that `Event.as_line` wrote. ValueError if it is none."""
+    time, name, actor, thread, transfers, request_id, facts = json.loads(line)
+    return Event(time, name, actor, thread, tuple(transfers), request_id, facts)

@@ -1,0 +1,339 @@
+"""The journey of one request: what happened to it in the proxy, in P and in D, as one object."""
+
+import gzip
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pdlab.errors import PdlabError
+from pdlab.trace.answer import Answer
+from pdlab.trace.event import ACTORS, SCHEMA, Event, read_line
+from pdlab.trace.side import Side, side_of
+from pdlab.trace.steps import KINDS, NUMBERS, Step, steps_of
+from pdlab.trace.writes import Write, writes_of
+
+# The stages of a journey: from the first event of the one name to the first after it of the other. "P" and "D" stand
+# for their schedulers.
+STAGES = {
+    "wait for P to schedule it": (("P", "request.added"), ("P", "scheduled")),
+    "P computes the prompt": (("P", "scheduled"), ("P", "token.first")),
+    "P gets ready to send": (("P", "request.finished"), ("P worker", "transfer.planned")),
+    "D waits for the KV": (("D", "metadata.built"), ("D", "request.promoted")),
+    "P writes": (("P worker", "transfer.started"), ("P worker", "transfer.written")),
+    "D hears of it": (("P worker", "transfer.written"), ("D", "request.promoted")),
+    "D computes the last prompt token": (("D", "request.promoted"), ("D", "token.first")),
+    "time to first token": (("proxy", "half.sent"), ("D", "token.first")),
+    "D decodes": (("D", "token.first"), ("D", "request.finished")),
+    "P keeps the blocks after its answer": (("P", "request.finished"), ("P", "blocks.freed")),
+}
+
+
+class Journey:
+    """One request through five actors: the proxy, P's scheduler and worker, D's scheduler and worker.
+
+    It is made of the events that carry its transfer_id (request ids differ between the engines: each adds a suffix of
+    its own), and lives with what there is of them: a half that is missing is said to be missing.
+
+    A journey that is under way fills up: each look at it takes in what has happened since.
+
+    Attributes:
+        request_id: the X-Request-Id.
+        about: empty for a live one; of a recorded one: where and when it was recorded, and with what.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        events: Sequence[Event] = (),
+        *,
+        transfer_id: str | None = None,
+        answer: Answer | None = None,
+        error: Exception | None = None,
+        about: dict[str, Any] | None = None,
+        feed: Callable[["Journey"], None] | None = None,
+    ) -> None:
+        self.request_id, self.about = request_id, about or {}
+        self._events, self._transfer_id, self._answer, self.error = list(events), transfer_id, answer, error
+        self._feed = feed
+
+    # What it is made of -------------------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything noted of it so far, by time."""
+        self.refresh()
+        return self._events
+
+    def refresh(self) -> None:
+        """Take in what has happened since."""
+        if self._feed is not None:
+            self._feed(self)
+
+    def fill(self, events: Sequence[Event], transfer_id: str | None) -> None:
+        """Give it its events; what was worked out of the former ones is worked out anew."""
+        if len(events) != len(self._events):
+            self._events, self._transfer_id = sorted(events, key=lambda event: event.time), transfer_id
+            for name in ("_steps", "_sides", "_writes"):
+                self.__dict__.pop(name, None)
+
+    def close(self) -> None:
+        """Nothing more will come: it is no longer asked for."""
+        self._feed = None
+
+    @property
+    def transfer_id(self) -> str | None:
+        """What links its two halves; None until the proxy has made it."""
+        self.refresh()
+        return self._transfer_id
+
+    def of(self, name: str, actor: str | None = None) -> list[Event]:
+        """Its events of that name, of one actor or of all."""
+        return [event for event in self.events if event.name == name and actor in (None, event.actor)]
+
+    # What the client got ------------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether the client has its answer, or its error."""
+        return self._answer is not None or self.error is not None or self._closed
+
+    @property
+    def _closed(self) -> bool:
+        """Whether the proxy has done with D's half: of a journey from a trace nothing else is known."""
+        return self._feed is None and any(e.name == "half.closed" and e.facts["role"] == "decode" for e in self._events)
+
+    @property
+    def answer(self) -> Answer:
+        """What the client got.
+
+        Raises:
+            PdlabError: nothing yet, or an error.
+        """
+        if self.error is not None:
+            raise self.error
+        if self._answer is None:
+            raise PdlabError("it has no answer yet", "journey.wait() waits for it; a trace keeps no text")
+        return self._answer
+
+    def answered(self, answer: Answer | None, error: Exception | None = None) -> None:
+        """Tell it what the client got."""
+        self._answer, self.error = answer, error
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the client's answer is known: a trace keeps none."""
+        return self._answer is not None
+
+    @property
+    def text(self) -> str:
+        return self.answer.text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.answer.token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        return self.answer.finish_reason
+
+    @property
+    def prompt_tokens(self) -> int:
+        """N, as the client was told, or else as an engine counted them."""
+        if self._answer is not None:
+            return self._answer.prompt_tokens
+        return self.prefill.prompt_tokens or self.decode.prompt_tokens
+
+    # What happened ------------------------------------------------------------------------------------------------
+
+    @property
+    def start(self) -> float:
+        """When its first event was, by the monotonic clock."""
+        return self._events[0].time if self._events else 0.0
+
+    @property
+    def steps(self) -> list[Step]:
+        """What happened, as the 23 steps of the mechanism, by time."""
+        self.refresh()
+        return self._steps
+
+    @cached_property
+    def _steps(self) -> list[Step]:
+        return steps_of(self._events, self.start)
+
+    def step(self, number: int) -> Step:
+        """The first step of that number. PdlabError if it has not happened."""
+        for step in self.steps:
+            if step.number == number:
+                return step
+        raise PdlabError(f"step {number} has not happened", "journey.missing says what has not")
+
+    @property
+    def prefill(self) -> Side:
+        """P's half."""
+        self.refresh()
+        return self._sides[0]
+
+    @property
+    def decode(self) -> Side:
+        """D's half."""
+        self.refresh()
+        return self._sides[1]
+
+    @cached_property
+    def _sides(self) -> tuple[Side, Side]:
+        return side_of("P", self._events, self.start), side_of("D", self._events, self.start)
+
+    @property
+    def status(self) -> dict[str, list[tuple[float, str]]]:
+        """Of both halves over time: {"P": [(seconds, status), …], "D": …}."""
+        return {"P": self.prefill.status, "D": self.decode.status}
+
+    @property
+    def computed_tokens(self) -> dict[str, list[tuple[float, int]]]:
+        """num_computed_tokens of both halves over time."""
+        return {"P": self.prefill.computed_tokens, "D": self.decode.computed_tokens}
+
+    @property
+    def writes(self) -> list[Write]:
+        """The descriptors of its transfer, in vLLM's order: by layer, then by run of consecutive blocks."""
+        self.refresh()
+        return self._writes
+
+    @cached_property
+    def _writes(self) -> list[Write]:
+        planned = [event for event in self._events if event.name == "transfer.planned"]
+        return [write for event in planned for write in writes_of(event, self._transfer_id or "")]
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes of its writes, once they have succeeded."""
+        written = any(event.facts["result"] == 0 for event in self.of("transfer.written"))
+        return sum(write.length for write in self._writes) if written else 0
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """How long each of its stages took; stages that it has not ended are left out."""
+        found = {}
+        for stage, (first, last) in STAGES.items():
+            began = self._first(*first)
+            ended = began and self._first(*last, after=began.time)
+            if began and ended:
+                found[stage] = ended.time - began.time
+        return found
+
+    def _first(self, actor: str, name: str, after: float = 0.0) -> Event | None:
+        whose = f"{actor} scheduler" if actor in ("P", "D") else actor
+        return next((e for e in self.events if e.name == name and e.actor == whose and e.time >= after), None)
+
+    @property
+    def held(self) -> str | None:
+        """The point at which it is held now; None where it is not."""
+        points = [e.facts["point"] if e.name == "gate.held" else None for e in self.events if e.name in GATE_EVENTS]
+        return points[-1] if points else None
+
+    @property
+    def missing(self) -> list[str]:
+        """What has not happened, or was not seen; empty for a whole journey."""
+        there = {event.actor for event in self.events}
+        silent = [f"{actor}: no event" for actor in ACTORS if actor not in there]
+        numbers = {step.number for step in self.steps}
+        titles = {kind.number: kind.title for kind in KINDS}
+        return silent + [f"step {number}: {titles[number]}" for number in NUMBERS if number not in numbers]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the client has its answer and both engines have freed the blocks."""
+        return self.done and all(self.of("blocks.freed", f"{side} scheduler") for side in "PD")
+
+    def wait(self, seconds: float = 60) -> "Journey":
+        """Return when it is complete.
+
+        Raises:
+            PdlabError: the request failed, or `seconds` passed.
+        """
+        deadline = time.monotonic() + seconds
+        while not self.complete:
+            if self.error is not None:
+                raise self.error
+            if time.monotonic() > deadline:
+                held = f"; it is held at {self.held}" if self.held else ""
+                raise PdlabError(f"the journey is not complete after {seconds:g} s{held}", "see journey.missing")
+            time.sleep(0.02)
+        return self
+
+    # Keeping it ---------------------------------------------------------------------------------------------------
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it."""
+        return {
+            "schema": SCHEMA,
+            "about": self.about,
+            "request_id": self.request_id,
+            "transfer_id": self.transfer_id,
+            "answer": vars(self._answer) if self._answer else None,
+            "error": None if self.error is None else str(self.error),
+            "events": [json.loads(event.as_line()) for event in self.events],
+        }
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Journey":
+        """The journey that `as_dict` made. PdlabError if it is none, or of another schema."""
+        try:
+            if fields["schema"] != SCHEMA:
+                raise PdlabError(
+                    f"this journey has trace schema {fields['schema']}; this pdlab reads {SCHEMA}",
+                    "read it with the pdlab that wrote it",
+                )
+            answer = fields["answer"] and Answer(
+                **{**fields["answer"], "token_ids": tuple(fields["answer"]["token_ids"])}
+            )
+            events = [read_line(json.dumps(line)) for line in fields["events"]]
+            return cls(
+                fields["request_id"], events, transfer_id=fields["transfer_id"], answer=answer,
+                error=PdlabError(fields["error"]) if fields["error"] else None,
+                about=fields["about"],
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            raise PdlabError(
+                f"this is no journey ({type(error).__name__}: {error})", "journey.save writes one"
+            ) from None
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to a file: JSON, or compressed where the name ends in .gz."""
+        path, text = Path(path), json.dumps(self.as_dict(), separators=(",", ":"))
+        path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Journey":
+        """The journey that `save` wrote. PdlabError if there is none, or it is of another schema."""
+        try:
+            raw = Path(path).read_bytes()
+            fields = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
+        except (OSError, ValueError, EOFError) as error:
+            raise PdlabError(f"cannot read a journey from {path} ({error})", "journey.save writes one") from None
+        return cls.from_dict(fields)
+
+    # Showing it ---------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        from pdlab.trace.text import told
+
+        return told(self)
+
+    def outline(self) -> str:
+        """Its steps without times, ids and addresses: the same on every run of the same prompt."""
+        from pdlab.trace.text import outline
+
+        return outline(self)
+
+    def __repr__(self) -> str:
+        from pdlab.trace.text import line
+
+        return line(self)
+
+
+GATE_EVENTS = ("gate.held", "gate.released")

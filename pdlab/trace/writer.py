@@ -1,0 +1,91 @@
+"""Writing events down: JSON lines, one file a process, from any thread, in nobody's way.
+
+A caller only puts a small object on a queue; a thread of its own turns it into text and writes it, so that a `kill -9`
+loses a few hundredths of a second. Queue and files are bounded: what does not fit is counted, not waited for.
+"""
+
+import atexit
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, TextIO
+
+from pdlab.trace.event import SCHEMA, Event
+
+QUEUE_LIMIT = 20_000  # events
+FILE_LIMIT = 64 << 20  # bytes; then the file is put aside, and the one put aside before it goes
+PAUSE = 0.02  # seconds between two looks at the queue
+
+
+class Writer:
+    """Attributes:
+    folder: where `NAME.PID.jsonl` is written.
+    dropped: events that found the queue full.
+    """
+
+    def __init__(self, folder: Path, name: str, about: Mapping[str, Any]) -> None:
+        self.folder, self.dropped = folder, 0
+        self._path = folder / f"{name}.{os.getpid()}.jsonl"
+        self._about = {**about, "process": name, "pid": os.getpid()}
+        self._queue: SimpleQueue[Event | None] = SimpleQueue()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = self._open()
+        self._thread = threading.Thread(target=self._run, name="pdlab-trace", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def note(self, event: Event) -> None:
+        """Have an event written; returns at once."""
+        if self._queue.qsize() >= QUEUE_LIMIT:
+            self.dropped += 1
+            return
+        self._queue.put(event)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._queue.put(None)
+        self._thread.join(timeout=2)
+
+    def _open(self) -> TextIO:
+        file = self._path.open("a", encoding="utf-8")
+        file.write(json.dumps(header(self._about)) + "\n")
+        file.flush()
+        return file
+
+    def _run(self) -> None:
+        while True:
+            event = self._queue.get()
+            while event is not None:
+                self._file.write(event.as_line() + "\n")
+                try:
+                    event = self._queue.get_nowait()
+                except Empty:
+                    break
+            self._file.flush()
+            if event is None:
+                return
+            if self._file.tell() > FILE_LIMIT:
+                self._turn_over()
+            time.sleep(PAUSE)
+
+    def _turn_over(self) -> None:
+        self._file.close()
+        self._path.rename(self._path.with_suffix(".old.jsonl"))
+        self._file = self._open()
+
+
+def header(about: Mapping[str, Any]) -> dict[str, Any]:
+    """The first line of a file: whose it is, and both clocks at one moment, to align it with those of other hosts."""
+    return {"schema": SCHEMA, **about, "boot": boot(), "monotonic": time.monotonic(), "wall": time.time()}
+
+
+def boot() -> str:
+    """What tells one run of one machine's monotonic clock from another; "" where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
