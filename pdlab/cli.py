@@ -163,6 +163,36 @@ def doctor(as_json: Json = False) -> None:
     raise typer.Exit(doctors.verdict(checks))
 
 
+@app.command()
+def claims(model: Model = None, profile: Profile = None, as_json: Json = False) -> None:
+    """Decide every claim on the mechanism, on live engines. Exit code 1 if one is not confirmed."""
+    from pdlab.claims.bench import Bench
+    from pdlab.claims.run import decide_all, render
+
+    decided = []
+    with running_lab(model=model, profile=profile) as (running, _):
+        for each in decide_all(Bench(running)):
+            decided.append(each)
+            if not as_json:
+                print("\n".join(render([each])), flush=True)
+    if as_json:
+        print(json.dumps([each.as_dict() for each in decided], indent=1))
+    confirmed = sum(each.confirmed for each in decided)
+    print(f"{confirmed} of {len(decided)} verdicts confirmed on vLLM {vllm_version()}", file=sys.stderr)
+    raise typer.Exit(confirmed < len(decided))
+
+
+@app.command()
+def drift(
+    against: Annotated[str | None, typer.Option(help="A version of vLLM, fetched. [default: the installed]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say which places in vLLM's source, named by pdlab, are the same, moved, changed or gone. Exit code 1 on gone."""
+    from pdlab.source.drift import main as compare
+
+    raise typer.Exit(compare(against, as_json))
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def test(context: typer.Context) -> None:
     """Run the tests and, under nbval, the notebooks; further arguments go to pytest."""
@@ -184,6 +214,21 @@ def start(
     print(json.dumps(facts, indent=1) if as_json else render(facts))
 
 
+@bench.command()
+def overhead(
+    pairs: Annotated[int, typer.Option(min=1, help="Requests through each lab, alternating; and bursts.")] = 20,
+    model: Model = None,
+    as_json: Json = False,
+) -> None:
+    """What tracing costs: a traced lab against one that is not, in turns."""
+    from pdlab.bench.overhead import measure, render
+    from pdlab.lab.process import myself
+
+    os.environ["PDLAB_OWNER"] = myself()
+    facts = measure(pairs, model)
+    print(json.dumps(facts, indent=1) if as_json else render(facts))
+
+
 @contextmanager
 def running_lab(**asked: Any) -> Iterator[tuple["pdlab.Lab", bool]]:
     """The running lab, or one of our own (True) that ends with the block, and with this process however that ends."""
@@ -197,6 +242,12 @@ def running_lab(**asked: Any) -> Iterator[tuple["pdlab.Lab", bool]]:
         if running.started:
             print("ending the lab", file=sys.stderr)
             running.down()
+
+
+def vllm_version() -> str | None:
+    from pdlab.source.release import installed_version
+
+    return installed_version()
 
 
 def show_status(facts: dict[str, Any], as_json: bool) -> None:

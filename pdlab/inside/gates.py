@@ -7,15 +7,18 @@ that share a message or a batch with a held one are not held: the held one is ta
 import asyncio
 import copy
 import functools
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from pdlab.inside.holds import LIMIT, LOOK, Hold, find
+from pdlab.inside.holds import GIVEN_UP, LIMIT, LOOK, Hold, find
 from pdlab.inside.probes import MCW
 from pdlab.inside.tracer import Tracer, wrap
+
+IN_P = ("before_write", "before_answer")
 
 
 class Gates:
@@ -26,6 +29,7 @@ class Gates:
     def __init__(self, trace: Tracer, folder: Path) -> None:
         self.trace, self.folder = trace, folder
         self.waiting: Counter[str] = Counter()
+        self._lock = threading.Lock()  # of waiting: the sender pool's threads wait too
         self.writing: dict[int, list[tuple[str, str]]] = {}  # as in pdlab.inside.worker_probes.planned
         self._tasks: set[asyncio.Future[None]] = set()
 
@@ -36,41 +40,53 @@ class Gates:
         wrap(f"{MCW}._build_transfer_params", self.before_write)
         wrap(f"{MCW}._send_blocks", self.before_answer)
 
-    def hold_for(self, point: str, request_id: str, transfer: str) -> Hold | None:
-        """The hold that takes this request, unless the point holds too many already."""
+    def taken_by(self, point: str, request_id: str, transfer: str) -> Hold | None:
+        """The hold that takes this request there."""
         try:
-            hold = find(self.folder, point, request_id) or find(self.folder, point, transfer)
+            return find(self.folder, point, request_id) or find(self.folder, point, transfer)
         except Exception as error:
             self.trace.failed(f"gate.{point}", error)
             return None
-        if hold and self.waiting[point] >= LIMIT:
-            self.trace.note("worker", "gate.passed", transfer, request_id, point=point, why=f"it holds {LIMIT}")
+
+    def close_for(self, point: str, request_id: str, transfer: str) -> Hold | None:
+        """The hold that takes this request, which then has to wait; None: none does, or the point holds too many."""
+        if not (hold := self.taken_by(point, request_id, transfer)):
             return None
+        with self._lock:
+            full = self.waiting[point] >= LIMIT
+            self.waiting[point] += not full
+        facts = {"point": point, "hold": hold.path.stem}
+        if full:
+            self.trace.note("worker", "gate.passed", transfer, request_id, **facts, why=f"it holds {LIMIT}")
+            return None
+        self.trace.note("worker", "gate.held", transfer, request_id, **facts)
         return hold
 
-    async def wait(self, hold: Hold, request_id: str, transfer: str) -> None:
-        began = self._began(hold, request_id, transfer)
-        while (why := hold.over()) is None:
-            await asyncio.sleep(LOOK)
-        self._ended(hold, request_id, transfer, why, began)
+    async def wait(self, hold: Hold | None, request_id: str, transfer: str) -> None:
+        """Return when this hold is over, and no other has the request wait here."""
+        while hold:
+            why, began = None, time.monotonic()
+            try:
+                while (why := hold.over()) is None:
+                    await asyncio.sleep(LOOK)
+            finally:
+                self._open(hold, request_id, transfer, why, began)
+            hold = self.close_for(hold.point, request_id, transfer)
 
-    def wait_in_thread(self, hold: Hold, request_id: str, transfer: str) -> None:
-        began = self._began(hold, request_id, transfer)
-        while (why := hold.over()) is None:
-            time.sleep(LOOK)
-        self._ended(hold, request_id, transfer, why, began)
+    def wait_in_thread(self, hold: Hold | None, request_id: str, transfer: str) -> None:
+        while hold:
+            began = time.monotonic()
+            while (why := hold.over()) is None:
+                time.sleep(LOOK)
+            self._open(hold, request_id, transfer, why, began)
+            hold = self.close_for(hold.point, request_id, transfer)
 
-    def _began(self, hold: Hold, request_id: str, transfer: str) -> float:
-        self.waiting[hold.point] += 1
-        self.trace.note("worker", "gate.held", transfer, request_id, point=hold.point, hold=hold.path.stem)
-        return time.monotonic()
-
-    def _ended(self, hold: Hold, request_id: str, transfer: str, why: str, began: float) -> None:
-        self.waiting[hold.point] -= 1
-        seconds = time.monotonic() - began
+    def _open(self, hold: Hold, request_id: str, transfer: str, why: str | None, began: float) -> None:
+        with self._lock:
+            self.waiting[hold.point] -= 1
         self.trace.note(
-            "worker", "gate.released", transfer, request_id, point=hold.point, hold=hold.path.stem, why=why,
-            seconds=seconds,
+            "worker", "gate.released", transfer, request_id, point=hold.point, hold=hold.path.stem,
+            why=why or GIVEN_UP, seconds=time.monotonic() - began,
         )  # fmt: skip
 
     def _later(self, waiting: Coroutine[Any, Any, None]) -> None:
@@ -87,23 +103,20 @@ class Gates:
         def receive_kv(worker: Any, remote_engine_id: str, pull_metas: dict[str, Any]) -> None:
             free, alone = {}, []
             for request_id, pull in pull_metas.items():
-                hold = self.hold_for("before_pull", request_id, pull.transfer_id)
-                later = [hold] if hold else [
-                    self.hold_for(point, request_id, pull.transfer_id) for point in ("before_write", "before_answer")
-                ]  # fmt: skip
-                if hold or any(later):
+                hold = self.close_for("before_pull", request_id, pull.transfer_id)
+                in_p = (self.taken_by(point, request_id, pull.transfer_id) for point in IN_P)
+                if hold or any(in_p):
                     # To be held here, or in P, where it must not hold others of its message.
                     alone.append((hold, request_id, pull))
                 else:
                     free[request_id] = pull
-            if free:
-                original(worker, remote_engine_id, free)
             for hold, request_id, pull in alone:
                 self._later(held(worker, remote_engine_id, hold, request_id, pull))
+            if free:
+                original(worker, remote_engine_id, free)
 
         async def held(worker: Any, engine: str, hold: Hold | None, request_id: str, pull: Any) -> None:
-            if hold:
-                await self.wait(hold, request_id, pull.transfer_id)
+            await self.wait(hold, request_id, pull.transfer_id)
             original(worker, engine, {request_id: pull})
 
         return receive_kv
@@ -115,7 +128,7 @@ class Gates:
         async def record_send_reqs(worker: Any, metadata: Any) -> None:
             held = []
             for request_id, (transfer, block_ids) in metadata.reqs_to_send.items():
-                hold = self.hold_for("before_ready", request_id, transfer) if block_ids else None
+                hold = self.close_for("before_ready", request_id, transfer) if block_ids else None
                 if hold:
                     held.append((hold, request_id, transfer))
             if held:
@@ -137,9 +150,10 @@ class Gates:
         async def build_transfer_params(worker: Any, ready_reqs: Any, *args: Any) -> Any:
             result = await original(worker, ready_reqs, *args)
             for request_id, entry in ready_reqs:
-                if hold := self.hold_for("before_write", request_id, entry.transfer_id):
-                    await self.wait(hold, request_id, entry.transfer_id)
-            self.writing[id(result[0])] = [(request_id, entry.transfer_id) for request_id, entry in ready_reqs]
+                hold = self.close_for("before_write", request_id, entry.transfer_id)
+                await self.wait(hold, request_id, entry.transfer_id)
+            if result[0]:  # else there is nothing to write: no call of _send_blocks follows
+                self.writing[id(result[0])] = [(request_id, entry.transfer_id) for request_id, entry in ready_reqs]
             return result
 
         return build_transfer_params
@@ -152,8 +166,7 @@ class Gates:
             requests = self.writing.pop(id(src_ptrs), [])
             result = original(worker, remote_session, src_ptrs, *args)
             for request_id, transfer in requests:
-                if hold := self.hold_for("before_answer", request_id, transfer):
-                    self.wait_in_thread(hold, request_id, transfer)
+                self.wait_in_thread(self.close_for("before_answer", request_id, transfer), request_id, transfer)
             return result
 
         return send_blocks

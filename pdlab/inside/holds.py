@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -26,6 +27,10 @@ POINTS = {
 }
 LIMIT = 8  # requests held at once at one point of a process; P has 10 sender threads
 LOOK = 0.02  # seconds between two looks at a hold
+RELEASED, GIVEN_UP = "released", "given up"  # why a request waits no more: its holder let it go; it was cancelled
+# vLLM's internal ids: the X-Request-Id between a prefix and 8 random hex digits; in a completion's, the number of the
+# prompt stands before these.
+INTERNAL_ID = re.compile(r"(?:cmpl-(.+)-\d+|chatcmpl-(.+))-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,10 @@ class Hold:
     deadline: float
 
     def takes(self, request_id: str) -> bool:
-        """Whether it is for this request: vLLM's internal id has the X-Request-Id in its middle."""
-        return fnmatchcase(request_id, self.match) or fnmatchcase(request_id, f"*-{self.match}-*")
+        """Whether it is for the request of this internal id, X-Request-Id or transfer_id."""
+        internal = INTERNAL_ID.fullmatch(request_id)
+        names = [request_id, *(name for name in (internal.groups() if internal else ()) if name)]
+        return any(fnmatchcase(name, self.match) for name in names)
 
     def over(self) -> str | None:
         """Why it holds no longer; None while it does."""
@@ -55,9 +62,11 @@ class Hold:
             with self.path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
-            return "released"
+            return RELEASED
         except BlockingIOError:  # its holder lives
             return None
+        except OSError as error:  # no request waits for what nobody can see
+            return f"its file cannot be read ({error.strerror})"
         return "its holder died"
 
 
@@ -71,9 +80,10 @@ def holds(folder: Path, point: str = "*") -> Iterator[Hold]:
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):  # noqa: PTH208  # in the engines' path: a Path for each would cost more
             if name.endswith(".json") and (point == "*" or name.startswith(f"{point}.")):
-                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
                     fields = json.loads((folder / name).read_text())
-                    yield Hold(folder / name, name.partition(".")[0], fields["match"], fields["deadline"])
+                    match, deadline = str(fields["match"]), float(fields["deadline"])
+                    yield Hold(folder / name, name.partition(".")[0], match, deadline)
 
 
 class Holder:

@@ -1,6 +1,6 @@
 """What the probes in a scheduler capture. Each is a generator over one call: see pdlab.inside.tracer."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,6 @@ def build_connector_meta(trace: Tracer, connector: Any, scheduler_output: Any) -
     meta = yield
     for engine, pulls in meta.reqs_to_recv.items():
         for request_id, pull in pulls.items():
-            trace.follow(request_id, pull.transfer_id)
             trace.note(
                 "scheduler", "metadata.built", pull.transfer_id, request_id, kind="recv",
                 remote_engine_id=engine, remote_bootstrap_addr=pull.remote_bootstrap_addr,
@@ -218,15 +217,22 @@ def preempt_request(trace: Tracer, scheduler: Any, request: Any, *_: Any, **__: 
 
 
 def finish_requests(trace: Tracer, scheduler: Any, request_ids: Any, finished_status: Any) -> Seen:
-    ids = [request_ids] if isinstance(request_ids, str) else list(request_ids or trace.followed)
-    before = {request_id: status_of(scheduler, request_id) for request_id in ids if request_id in trace.followed}
-    transfers = {request_id: trace.transfer_of[request_id] for request_id in before}
-    yield
-    for request_id, status in before.items():
-        trace.note(
-            "scheduler", "request.aborted", transfers[request_id], request_id, status_before=status,
-            status_after=finished_status.name, blocks_kept=request_id in scheduler.requests,
-        )  # fmt: skip
+    if isinstance(request_ids, str):
+        request_ids = [request_ids]
+    elif not isinstance(request_ids, Collection):  # all; or what can be gone through only once, and not by us
+        request_ids = trace.followed
+    before = [
+        (trace.followed[request_id].request, trace.transfer_of[request_id], status_of(scheduler, request_id))
+        for request_id in request_ids
+        if request_id in trace.followed
+    ]
+    aborted = yield
+    for request, transfer, status in before:
+        if request in aborted:
+            trace.note(
+                "scheduler", "request.aborted", transfer, request.request_id, status_before=status,
+                status_after=request.status.name, blocks_kept=request.request_id in scheduler.requests,
+            )  # fmt: skip
 
 
 def free_blocks(trace: Tracer, scheduler: Any, request: Any) -> Seen:

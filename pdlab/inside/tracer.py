@@ -52,11 +52,14 @@ class Tracer:
     """
 
     def __init__(self, side: str, folder: Path) -> None:
-        self.side = side
+        self.side, self.folder = side, folder
         self.transfer_of: dict[str, str] = {}
         self.followed: dict[str, Any] = {}
         self.errors: Counter[str] = Counter()
-        self.writer = Writer(folder, f"engine-{side}", {"side": side})
+        self._begin_to_write()
+
+    def _begin_to_write(self) -> None:
+        self.pid, self.writer = os.getpid(), Writer(self.folder, f"engine-{self.side}", {"side": self.side})
 
     def note(
         self, part: str, event: str, transfers: str | Iterable[str] = (), request_id: str | None = None, **facts: Any
@@ -68,14 +71,17 @@ class Tracer:
             transfers: the transfer_id or ids that it is about.
             facts: copies, not vLLM's own lists: they are turned into text later, on another thread.
         """
+        if self.pid != os.getpid():  # a worker forked from EngineCore has its probes, but not its writer's thread
+            self._begin_to_write()
         ids = (transfers,) if isinstance(transfers, str) else tuple(transfers)
         thread = threading.current_thread().name
         self.writer.note(Event(time.monotonic(), event, f"{self.side} {part}", thread, ids, request_id, facts))
 
     def follow(self, request_id: str, transfer_id: str) -> None:
-        """Remember whose request it is."""
-        if len(self.transfer_of) < FOLLOWED_LIMIT:
-            self.transfer_of[request_id] = transfer_id
+        """Remember whose request it is; in place of the oldest where those were too many."""
+        self.transfer_of[request_id] = transfer_id
+        if len(self.transfer_of) > FOLLOWED_LIMIT:  # a worker is not told when a request has ended
+            self.forget(next(iter(self.transfer_of)))
 
     def forget(self, request_id: str) -> None:
         self.transfer_of.pop(request_id, None)

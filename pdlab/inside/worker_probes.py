@@ -215,7 +215,8 @@ def process_pulling_result(trace: Tracer, worker: Any, response: Any, pull_metas
 
 
 def handle_failed_recv(trace: Tracer, worker: Any, pull_metas: Any, req_ids: Any, reason: str) -> Seen:
-    pulls = {request_id: pull_metas[request_id] for request_id in req_ids if request_id in pull_metas}
+    known = {request_id: pull_metas[request_id] for request_id in req_ids if request_id in pull_metas}
+    pulls = {request_id: pull for request_id, pull in known.items() if not pull.failed}  # each fails once
     yield
     for request_id, pull in pulls.items():
         trace.note("worker", "pull.failed", pull.transfer_id, request_id, reason=reason)

@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 
 from pdlab.errors import PdlabError
-from pdlab.inside.holds import POINTS, Holder
+from pdlab.inside.holds import GIVEN_UP, POINTS, RELEASED, Holder
 from pdlab.trace.event import Event
 from pdlab.trace.reader import Reader
 
@@ -42,8 +42,9 @@ class Hold:
     @property
     def notes(self) -> list[str]:
         """Why requests went on that it should have held: its time was up, or it held as many as it may."""
-        events = [e for e in self._events(passed=True) if e.name in ("gate.released", "gate.passed")]
-        return [f"{e.request_id} went on: {e.facts['why']}" for e in events if e.facts["why"] != "released"]
+        events = [e for e in self._events() if e.name in ("gate.released", "gate.passed")]
+        told = [(e.request_id, e.facts["why"]) for e in events]
+        return [f"{request_id} went on: {why}" for request_id, why in told if why not in (RELEASED, GIVEN_UP)]
 
     def wait(self, count: int = 1, seconds: float = 10.0) -> list[str]:
         """Return what it holds, once that is `count` requests.
@@ -67,15 +68,10 @@ class Hold:
         for note in self.notes:
             warnings.warn(f"{self.point}: {note}", HeldTooLong, stacklevel=2)
 
-    def _events(self, passed: bool = False) -> list[Event]:
+    def _events(self) -> list[Event]:
         self._reader.poll()
         events = (event for events in self._reader.of_transfer.values() for event in events)
-        return [
-            event
-            for event in events
-            if event.name.startswith("gate.")
-            and (event.facts.get("hold") == self.name or (passed and event.name == "gate.passed"))
-        ]
+        return [event for event in events if event.name.startswith("gate.") and event.facts["hold"] == self.name]
 
     def __enter__(self) -> "Hold":
         return self

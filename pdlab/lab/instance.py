@@ -16,6 +16,8 @@ from pdlab.lab.process import Process
 from pdlab.lab.settings import Role
 from pdlab.trace.answer import Answer
 
+DIGESTS_AT_ONCE = 4096  # (layer, block) pairs that an engine answers in one call
+
 
 @dataclass
 class Instance:
@@ -149,7 +151,9 @@ class Instance:
 
     def kv_digests(self, blocks: list[int], layers: list[int] | None = None) -> list[list[str]]:
         """Digests of whole blocks, [layer][block]: of these layers, or of all. Raises as `kv`."""
-        return read_digests(self.url, self.token, blocks, layers)
+        many = max(1, DIGESTS_AT_ONCE // len(layers or self.registered_kv["regions"]))
+        parts = [read_digests(self.url, self.token, blocks[i : i + many], layers) for i in range(0, len(blocks), many)]
+        return [[digest for part in rows for digest in part] for rows in zip(*parts, strict=True)]
 
     def __repr__(self) -> str:
         state = "up" if self.alive else "down"

@@ -310,7 +310,9 @@ def _spawn_engine(name: str, record: Record, role: Role, ports: Ports) -> Proces
 
 def _command(record: Record, role: Role) -> Command:
     bootstrap = record.ports["bootstrap"] if role == "prefill" else None
-    return engine_command(role, record.settings, host=LOOPBACK, port=record.ports[role], bootstrap_port=bootstrap)
+    settings, port = record.settings, record.ports[role]
+    extra = settings.prefill_args if role == "prefill" else settings.decode_args
+    return engine_command(role, settings, host=LOOPBACK, port=port, bootstrap_port=bootstrap, extra=extra)
 
 
 def _spawn_proxy(name: str, record: Record, ports: Ports) -> Process:

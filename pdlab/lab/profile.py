@@ -27,6 +27,8 @@ def settings(
     abort_timeout: int = ABORT_TIMEOUT,
     protocol: str | None = None,
     trace: bool = True,
+    prefill_args: Sequence[str] = (),
+    decode_args: Sequence[str] = (),
 ) -> Settings:
     """The settings for this machine; what is given wins.
 
@@ -40,7 +42,7 @@ def settings(
         raise PdlabError(f"there is no protocol {protocol!r}", "choose tcp or rdma")
     common: dict[str, Any] = {
         "model": resolve(model), "profile": profile, "max_model_len": max_model_len, "abort_timeout": abort_timeout,
-        "trace": trace,
+        "trace": trace, "prefill_args": words(prefill_args), "decode_args": words(decode_args),
     }  # fmt: skip
     if profile == "cpu":
         return checked(Settings(
@@ -52,6 +54,11 @@ def settings(
         **common, dtype=dtype or "auto", block_size=block_size, kv_cache_bytes=kv_cache_bytes,
         protocol=protocol or ("rdma" if rdma_devices() else "tcp"), gpus=choose_gpus(visible_gpus()),  # type: ignore[arg-type]
     ))  # fmt: skip
+
+
+def words(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Arguments of a command line; a string would be taken apart into letters."""
+    return (arguments,) if isinstance(arguments, str) else tuple(arguments)
 
 
 def choose_gpus(visible: Sequence[str]) -> tuple[str, str]:

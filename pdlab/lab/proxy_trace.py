@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pdlab.inside.holds import LOOK, find
+from pdlab.inside.holds import GIVEN_UP, LOOK, find
 from pdlab.lab.proxy import Body, Half
 from pdlab.trace.event import Event
 from pdlab.trace.writer import Writer
@@ -23,6 +23,7 @@ class WatchedHalf(Half):
     def __init__(self, writer: Writer, gates: Path, hop: str, client: Any, url: str, headers: Any, body: Body) -> None:
         self.writer, self.gates, self.headers, self.body, self.url = writer, gates, headers, body, url
         self.role = "decode" if body["kv_transfer_params"]["do_remote_prefill"] else "prefill"
+        self.transfer = body["kv_transfer_params"]["transfer_id"]
         self.closed = False
         super().__init__(hop, client, url, headers, body)
 
@@ -37,7 +38,9 @@ class WatchedHalf(Half):
         try:
             await super().start(streamed)
         except Exception as error:
-            self.note("half.failed", error=str(error)[:300], status=getattr(error, "status", None))
+            # What an engine answers may repeat the prompt; what is said of one that did not is ours.
+            said = {} if self.answer else {"error": str(error)[:300]}
+            self.note("half.failed", status=getattr(error, "status", None), **said)
             raise
         self.note("half.answered", status=self.answer.status_code if self.answer else None)
 
@@ -49,15 +52,16 @@ class WatchedHalf(Half):
             self.note("half.closed", unanswered=unanswered)
 
     async def pass_gate(self, point: str) -> None:
-        if (hold := find(self.gates, point, self.id)) is None:
-            return
-        began = time.monotonic()
-        self.note("gate.held", point=point, hold=hold.path.stem)
-        while (why := hold.over()) is None:
-            await asyncio.sleep(LOOK)
-        self.note("gate.released", point=point, hold=hold.path.stem, why=why, seconds=time.monotonic() - began)
+        while hold := find(self.gates, point, self.id) or find(self.gates, point, self.transfer):
+            why, began = None, time.monotonic()
+            self.note("gate.held", point=point, hold=hold.path.stem)
+            try:
+                while (why := hold.over()) is None:
+                    await asyncio.sleep(LOOK)
+            finally:
+                seconds = time.monotonic() - began
+                self.note("gate.released", point=point, hold=hold.path.stem, why=why or GIVEN_UP, seconds=seconds)
 
     def note(self, name: str, **facts: Any) -> None:
-        transfer, thread = self.body["kv_transfer_params"]["transfer_id"], threading.current_thread().name
-        facts = {"role": self.role, **facts}
-        self.writer.note(Event(time.monotonic(), name, "proxy", thread, (transfer,), self.id, facts))
+        thread, facts = threading.current_thread().name, {"role": self.role, **facts}
+        self.writer.note(Event(time.monotonic(), name, "proxy", thread, (self.transfer,), self.id, facts))

@@ -26,6 +26,7 @@ class Settings:
     protocol: of the Transfer Engine: "tcp" or "rdma".
     gpus: of prefill and of decode, as CUDA_VISIBLE_DEVICES names them; equal: they share one.
     trace: whether engines and proxy note what happens to each request, so that it can be seen as a journey.
+    prefill_args, decode_args: arguments of vLLM's own, appended to that instance's command.
     """
 
     model: str
@@ -38,14 +39,16 @@ class Settings:
     protocol: Literal["tcp", "rdma"]
     gpus: tuple[str, str] | None = None
     trace: bool = True
+    prefill_args: tuple[str, ...] = ()
+    decode_args: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Settings":
-        gpus = fields["gpus"]
-        return cls(**{**fields, "gpus": tuple(gpus) if gpus else None})
+        lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+        return cls(**{**fields, **lists})
 
     def differences(self, other: "Settings") -> str:
         """In words, for an error: what `other` has that this has not."""
@@ -69,4 +72,7 @@ def checked(settings: Settings) -> Settings:
         raise PdlabError(f"block_size is {settings.block_size}", "CPU attention wants a multiple of 32")
     if settings.kv_cache_bytes is not None and settings.kv_cache_bytes < 1 << 20:
         raise PdlabError(f"kv_cache_bytes is {settings.kv_cache_bytes}", "give bytes, at least one MiB (1048576)")
+    for name in ("prefill_args", "decode_args"):
+        if not all(isinstance(word, str) for word in getattr(settings, name)):
+            raise PdlabError(f"{name} is {getattr(settings, name)!r}", "give a list of words, as on a command line")
     return settings

@@ -19,6 +19,9 @@ COMMANDS = {
     "down": "end the engines",
     "send": "send one prompt through the lab",
     "serve": "one instance in the foreground, for a second GPU or another host",
+    "claims": "check what is said of the mechanism, claim by claim, on engines that run",
+    "drift": "what moved or changed in vLLM's source since the version that pdlab describes",
+    "record": "keep real runs, which play back where no engine runs",
     "doctor": "check this machine and say what each finding means",
     "test": "run the tests",
     "bench": "measure",
@@ -26,7 +29,7 @@ COMMANDS = {
 # These only speak to engines that run: any environment will do.
 TALKING = {"status", "down", "send"}
 # These start engines: they need system libraries and a model besides the environment.
-ENGINES = {"lab", "tour", "up", "test", "serve", "bench"}
+ENGINES = {"lab", "tour", "up", "test", "serve", "claims", "record", "bench"}
 
 
 def prepare(arguments: list[str]) -> None:

@@ -1,0 +1,163 @@
+"""The experiments that the checks look at: each done once, on the lab, or on a special one that ends with it."""
+
+import threading
+import time
+import uuid
+from functools import cached_property
+from typing import Any
+
+import pdlab
+from pdlab.errors import PdlabError
+from pdlab.lab.comparison import Comparison, Rewritten
+from pdlab.lab.lab import Lab
+from pdlab.lab.profile import ABORT_TIMEOUT
+from pdlab.trace.journey import Journey
+
+PROMPT = list(range(1000, 1143))  # 143 token ids: with blocks of 32, four full ones and 15 tokens of a fifth
+OTHER = [*range(2000, 2142), PROMPT[-1]]  # as long, and with the same last token, which D computes itself
+TOKENS = 6
+
+
+class Bench:
+    """One lab and what was done on it."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+
+    @property
+    def block_size(self) -> int:
+        return int(self.lab.decode.registered_kv["block_size"])
+
+    @property
+    def protocol(self) -> str:
+        return self.lab.settings.protocol if self.lab.settings else "unknown"
+
+    @cached_property
+    def plain(self) -> Journey:
+        """One request, nothing held."""
+        journey = self.lab.send(PROMPT, TOKENS, fresh=True)
+        if journey.missing:
+            raise PdlabError(
+                f"the journey lacks {', '.join(journey.missing)}", "is the lab traced, and nothing else busy?"
+            )
+        return journey
+
+    @cached_property
+    def d_first(self) -> Journey:
+        return self._with_late("before_prefill_send", after=12)
+
+    @cached_property
+    def p_first(self) -> Journey:
+        return self._with_late("before_decode_send", after=6)
+
+    def _with_late(self, point: str, after: int) -> Journey:
+        """One half waits in the proxy until the other has come to step `after`."""
+        with self.lab.hold(point) as hold:
+            journey = self.lab.submit(PROMPT, TOKENS, fresh=True)
+            hold.wait()
+            self._until(journey, after)
+        return journey.wait()
+
+    @staticmethod
+    def _until(journey: Journey, step: int) -> None:
+        deadline = time.monotonic() + 10
+        while step not in {s.number for s in journey.steps}:
+            if time.monotonic() > deadline:
+                raise PdlabError(f"step {step} did not happen within 10 s", f"missing: {journey.missing}")
+            time.sleep(0.02)
+
+    @cached_property
+    def held(self) -> tuple[Journey, str]:
+        """Held before the write, while D answers another request: (its journey, that answer)."""
+        with self.lab.hold("before_write") as hold:
+            journey = self.lab.submit(PROMPT, TOKENS, fresh=True)
+            hold.wait()
+            other = self.lab.decode.complete("Another request, for D alone", max_tokens=3).text
+        return journey.wait(), other
+
+    @cached_property
+    def held_with_p_serving(self) -> tuple[Journey, str]:
+        """Held before the answer, in the pool thread, while P answers another request."""
+        with self.lab.hold("before_answer") as hold:
+            journey = self.lab.submit(PROMPT, TOKENS, fresh=True)
+            hold.wait()
+            served = self.lab.prefill.complete("Another request, for P alone", max_tokens=3).text
+        return journey.wait(), served
+
+    @cached_property
+    def compared(self) -> tuple[Comparison, Comparison]:
+        """The blocks of one request on both sides, before the write and after it."""
+        with self.lab.hold("before_answer") as last, self.lab.hold("before_write") as first:
+            journey = self.lab.submit(PROMPT, 1, fresh=True)
+            first.wait()
+            before = self.lab.compare(journey)
+            first.release()
+            last.wait()
+            after = self.lab.compare(journey)
+        journey.wait()
+        return before, after
+
+    @property
+    def rewritten(self) -> list[Rewritten]:
+        return self.compared[1].rewritten()
+
+    def two_prompts(self) -> tuple[Any, Any, Any]:
+        """P prefills PROMPT and D is given OTHER, under one transfer_id.
+
+        Returns:
+            The token ids of D's answer, of the right answer to PROMPT, and of that to OTHER.
+        """
+        right, other = (self.lab.decode.complete(prompt, TOKENS).token_ids for prompt in (PROMPT, OTHER))
+        transfer = f"xfer-{uuid.uuid4()}"
+        half = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer}
+        thread = threading.Thread(
+            target=self.lab.prefill.complete, args=(PROMPT, 1),
+            kwargs={"kv_transfer_params": half, "ignore_eos": True},
+        )  # fmt: skip
+        thread.start()
+        # fresh, as ever: D's prefix cache must not keep the wrong blocks.
+        answer = self.lab.decode.complete(OTHER, TOKENS, kv_transfer_params=self._decode_half(transfer))
+        thread.join()
+        return answer.token_ids, right, other
+
+    def ask_unknown_engine(self) -> None:
+        """D's half alone, naming an engine that the bootstrap server does not know. Raises RequestError."""
+        params = {**self._decode_half(f"xfer-{uuid.uuid4()}"), "remote_engine_id": "nobody"}
+        self.lab.decode.complete(PROMPT, 1, kv_transfer_params=params)
+
+    def _decode_half(self, transfer: str) -> dict[str, Any]:
+        where = {"remote_engine_id": self.lab.prefill.engine_id, "remote_bootstrap_addr": self.lab.prefill.bootstrap}
+        return {"do_remote_decode": False, "do_remote_prefill": True, "transfer_id": transfer, **where}
+
+    # Special engines ----------------------------------------------------------------------------------------------
+
+    def load_beside_prefill(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """On a D with few blocks and a chunked prefill of its own, a load comes in.
+
+        Returns:
+            Facts of the first and of the last `KVCacheManager.allocate_slots` for the load.
+        """
+        few = "--num-gpu-blocks-override 24 --max-num-batched-tokens 128 --long-prefill-token-threshold 64"
+        with self._special("claims-reserved", decode_args=few.split(), max_model_len=704) as lab:
+            local = threading.Thread(target=lab.decode.complete, args=(list(range(3000, 3600)), 1))
+            with lab.hold("before_decode_send") as hold:
+                journey = lab.submit(list(range(1000, 1160)), TOKENS, fresh=True)
+                hold.wait()
+                self._until(journey, 6)
+                local.start()
+                while not lab.decode.metric("vllm:num_requests_running"):
+                    time.sleep(0.005)
+            journey.wait()
+            local.join()
+            tries = [e.facts for e in journey.of("blocks.allocated", "D scheduler") if e.facts["delay_cache_blocks"]]
+            return tries[0], tries[-1]
+
+    def engine_ids_with_dp2(self) -> list[str]:
+        """The engine ids of a prefill instance with data parallelism 2, as its bootstrap server names them."""
+        with self._special("claims-dp", prefill_args=("--data-parallel-size", "2")) as lab:
+            return sorted(entry["engine_id"] for entry in lab.prefill.bootstrap_query().values())
+
+    def _special(self, name: str, **choices: Any) -> Lab:
+        settings = self.lab.settings
+        model = settings.model if settings else None
+        return pdlab.up(model, name=name, abort_timeout=ABORT_TIMEOUT, **choices)

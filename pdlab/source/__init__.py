@@ -1,0 +1,1 @@
+"""Where it happened: symbols and statements in the installed vLLM, and how they drifted between its versions."""
