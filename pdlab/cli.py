@@ -73,8 +73,8 @@ def tour(
     from pdlab import tour as tours
 
     with running_lab(model=model, profile=profile) as (running, _):
-        facts = tours.tour(running, tours.PROMPT if prompt is None else prompt, max_tokens)
-        print(json.dumps(facts, indent=1) if as_json else tours.render(facts, running))
+        journey, facts = tours.tour(running, tours.PROMPT if prompt is None else prompt, max_tokens)
+        print(json.dumps(facts, indent=1) if as_json else tours.render(journey, facts, running))
     if not facts["equal"] and running.settings and running.settings.dtype == "float32":
         raise PdlabError("the two answers differ", "in float32 they should be equal: please report this")
 
@@ -124,8 +124,8 @@ def send(
     as_json: Json = False,
 ) -> None:
     """Send one prompt through the running lab's proxy and print the answer."""
-    answer = pdlab.attach(name).send(prompt, max_tokens)
-    print(json.dumps(vars(answer), indent=1) if as_json else answer.text)
+    journey = pdlab.attach(name).send(prompt, max_tokens)
+    print(json.dumps(vars(journey.answer), indent=1) if as_json else journey.text)
 
 
 @app.command()

@@ -1,15 +1,16 @@
 """`python3 -m pdlab tour`: one request, taken from the proxy to the last token, told in the terminal.
 
-Every number comes from the running engines: see pdlab.lab.report.
+Every number comes from the running engines: see pdlab.inside.probes.
 """
 
-import re
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from pdlab.errors import PdlabError
 from pdlab.lab.instance import Instance
 from pdlab.lab.lab import Lab
+from pdlab.trace.journey import Journey
+from pdlab.trace.text import told
 
 PROMPT = (
     "A server that answers questions with a language model does two kinds of work. First it reads the whole prompt at "
@@ -21,86 +22,30 @@ PROMPT = (
 )
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Attributes:
-    time: HH:MM:SS.mmm, by the engine's own clock.
-    actor: "P" or "D".
-    said: the connector's log, in our words, with its values.
-    """
-
-    time: str
-    actor: str
-    said: str
-
-
-def tour(lab: Lab, prompt: str = PROMPT, max_tokens: int = 24) -> dict[str, Any]:
-    """Send `prompt` through the lab and then to D alone; return what happened, as `tour --json` prints it.
+def tour(lab: Lab, prompt: str = PROMPT, max_tokens: int = 24) -> tuple[Journey, dict[str, Any]]:
+    """Send `prompt` through the lab and then to D alone; return its journey, and what `tour --json` prints.
 
     Raises:
-        PdlabError: the request failed, or the engines' reports could not be read.
+        PdlabError: the request failed, or the lab is not traced.
     """
-    witness = lab.witness()
-    answer = lab.send(prompt, max_tokens, fresh=True)
-    report = witness.report(answer)
-    stages = read_stages("P", witness.log_lines(lab.prefill)) + read_stages("D", witness.log_lines(lab.decode))
+    if lab.trace_folder is None:
+        raise PdlabError("this lab is not traced", "end it (python3 -m pdlab down) and start the tour again")
+    journey = lab.send(prompt, max_tokens, fresh=True)
     alone = lab.decode.complete(prompt, max_tokens)
-    return {
-        **report,
-        "text": answer.text,
+    return journey, {
+        **journey.summary(),
+        "text": journey.text,
         "single_engine_text": alone.text,
-        "equal": answer.token_ids == alone.token_ids,
+        "equal": journey.token_ids == alone.token_ids,
         "prompt": prompt,
-        "request_id": answer.request_id,
-        "transfer_id": answer.transfer_id,
+        "request_id": journey.request_id,
+        "transfer_id": journey.transfer_id,
         "engine_id": lab.prefill.engine_id,
-        "stages": [vars(stage) for stage in sorted(stages, key=lambda stage: stage.time)],
+        "steps": [step.as_dict() for step in journey.steps],
+        "missing": journey.missing,
+        "seconds": journey.seconds,
         "versions": versions(lab),
     }
-
-
-# What the connector logs (0.32.0), as patterns, and what it means.
-TOLD = (
-    (
-        r"get_num_new_matched_tokens: num_computed_tokens=(\d+), .*'do_remote_prefill': True",
-        "scheduler: {0} prompt tokens are in the local prefix cache; the others are to be loaded from P",
-    ),
-    (
-        r"update_state_after_alloc: req_id=(\S+) num_external_tokens=([1-9]\d*)",
-        "scheduler: allocated blocks for {1} external tokens; {0} is parked as WAITING_FOR_REMOTE_KVS",
-    ),
-    (
-        r"update_state_after_alloc: req_id=(\S+) num_external_tokens=0, .*'do_remote_prefill': False, 'remote_engine",
-        "scheduler: {0} is resumed: everything is here but the last prompt token, which is computed now",
-    ),
-    (
-        r"update_state_after_alloc: req_id=(\S+) num_external_tokens=0, .*'do_remote_decode': True",
-        "scheduler: {0} is scheduled; its KV will be sent, so its blocks will outlive it",
-    ),
-    (r"Size of encoded MooncakeXferMetadata: (\d+) bytes", "worker: packed the pull message: {0} bytes"),
-    (r"Sending kv transfer request for \{'(\S+)'\} on path: (\S+)", "worker: asks P over ZMQ, at {1}"),
-    (r"request_finished, req_id=(\S+), request_status=(\w+),", "scheduler: {0} ended: {1}"),
-    (
-        r"Sending kv_caches for request (\S+) \((\d+) blocks\) to (\S+)",
-        "worker: writes {1} blocks into D's memory, at {2}",
-    ),
-    (r"Sending to (\S+) done, took (\d+\.\d{1,4})", "worker: the write returned after {1} s"),
-    (r"get_finished: ([1-9]\d*) requests done sending", "worker: reports the send as finished; P's blocks are freed"),
-    (r"pulling kv_caches for \['(\S+)'\] finished", "worker: P's answer is here: all of {0} is in memory"),
-)
-
-
-def read_stages(actor: str, lines: list[str]) -> list[Stage]:
-    """What one engine's connector logged, line by line, in our words. Lines that say nothing new are left out."""
-    return [stage for line in lines if (stage := _read_stage(actor, line))]
-
-
-def _read_stage(actor: str, line: str) -> Stage | None:
-    for pattern, words in TOLD:
-        match = re.search(pattern, line)
-        if match:
-            return Stage(line.split()[2], actor, words.format(*match.groups()))
-    return None
 
 
 def versions(lab: Lab) -> dict[str, str]:
@@ -115,7 +60,7 @@ def versions(lab: Lab) -> dict[str, str]:
     return found
 
 
-def render(facts: dict[str, Any], lab: Lab) -> str:
+def render(journey: Journey, facts: dict[str, Any], lab: Lab) -> str:
     """The tour as text for a terminal."""
     transfer, said = facts["transfer"], Teller()
     said.head("What runs")
@@ -126,9 +71,8 @@ def render(facts: dict[str, Any], lab: Lab) -> str:
     said.line(f"prompt      …{facts['prompt'][-60:]!r}: {facts['prompt_tokens']} tokens")
     said.line(f"request_id  {facts['request_id']}: the same to both; each engine appends a suffix of its own")
     said.line(f"transfer_id {facts['transfer_id']}: what links the two halves")
-    said.head("What the connectors of P and D logged")
-    for stage in facts["stages"]:
-        said.line(f"{stage['time']}  {stage['actor']}  {stage['said']}")
+    said.head("Its journey: time, step of the mechanism, who does it")
+    said.lines += told(journey).splitlines()[1:]
     said.head("What it came to")
     said.line(f"computed on P   {facts['computed_on_prefill']} prompt tokens")
     said.line(

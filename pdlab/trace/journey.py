@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import math
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from pdlab.trace.answer import Answer
 from pdlab.trace.event import ACTORS, SCHEMA, Event, read_line
 from pdlab.trace.side import Side, side_of
 from pdlab.trace.steps import KINDS, NUMBERS, Step, steps_of
-from pdlab.trace.writes import Write, writes_of
+from pdlab.trace.writes import Write, length_of, writes_of
 
 # The stages of a journey: from the first event of the one name to the first after it of the other. "P" and "D" stand
 # for their schedulers.
@@ -56,7 +58,7 @@ class Journey:
         feed: Callable[["Journey"], None] | None = None,
     ) -> None:
         self.request_id, self.about = request_id, about or {}
-        self._events, self._transfer_id, self._answer, self.error = list(events), transfer_id, answer, error
+        self._events, self._transfer_id, self._answer, self.error = by_time(events), transfer_id, answer, error
         self._feed = feed
 
     # What it is made of -------------------------------------------------------------------------------------------
@@ -73,9 +75,9 @@ class Journey:
             self._feed(self)
 
     def fill(self, events: Sequence[Event], transfer_id: str | None) -> None:
-        """Give it its events; what was worked out of the former ones is worked out anew."""
-        if len(events) != len(self._events):
-            self._events, self._transfer_id = sorted(events, key=lambda event: event.time), transfer_id
+        """Give it its events; what was worked out of the former ones is worked out anew. It never gets fewer."""
+        if len(events) > len(self._events):
+            self._events, self._transfer_id = by_time(events), transfer_id
             for name in ("_steps", "_sides", "_writes"):
                 self.__dict__.pop(name, None)
 
@@ -211,27 +213,57 @@ class Journey:
     def bytes_moved(self) -> int:
         """Bytes of its writes, once they have succeeded."""
         written = any(event.facts["result"] == 0 for event in self.of("transfer.written"))
-        return sum(write.length for write in self._writes) if written else 0
+        return sum(length_of(event, self._transfer_id or "") for event in self.of("transfer.planned")) if written else 0
 
     @property
     def seconds(self) -> dict[str, float]:
         """How long each of its stages took; stages that it has not ended are left out."""
-        found = {}
+        return {stage: ended.time - began.time for stage, began, ended in self.stages()}
+
+    def stages(self) -> Iterator[tuple[str, Event, Event]]:
+        """The stages that it has ended: each with the events at which it began and ended."""
+        self.refresh()
         for stage, (first, last) in STAGES.items():
             began = self._first(*first)
             ended = began and self._first(*last, after=began.time)
             if began and ended:
-                found[stage] = ended.time - began.time
-        return found
+                yield stage, began, ended
 
-    def _first(self, actor: str, name: str, after: float = 0.0) -> Event | None:
+    def _first(self, actor: str, name: str, after: float = -math.inf) -> Event | None:
         whose = f"{actor} scheduler" if actor in ("P", "D") else actor
-        return next((e for e in self.events if e.name == name and e.actor == whose and e.time >= after), None)
+        return next((e for e in self._events if e.name == name and e.actor == whose and e.time >= after), None)
+
+    def summary(self) -> dict[str, Any]:
+        """What it came to.
+
+        Returns:
+            prompt_tokens, computed_on_prefill, computed_on_decode (tokens of the prompt);
+            transfer: regions, blocks, block_bytes, bytes, descriptors, seconds.
+        """
+        blocks = [block for write in self.writes if write.layer == 0 for block in write.source_blocks]
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "computed_on_prefill": self.prefill.prompt_tokens_computed,
+            "computed_on_decode": self.decode.prompt_tokens_computed,
+            "transfer": {
+                "regions": len({write.layer for write in self.writes}),
+                "blocks": len(blocks),
+                "block_bytes": self.writes[0].block_len if self.writes else 0,
+                "bytes": self.bytes_moved,
+                "descriptors": len(self.writes),
+                "seconds": sum(event.facts["seconds"] for event in self.of("transfer.written")),
+            },
+        }
 
     @property
     def held(self) -> str | None:
-        """The point at which it is held now; None where it is not."""
-        points = [e.facts["point"] if e.name == "gate.held" else None for e in self.events if e.name in GATE_EVENTS]
+        """The point at which it is held now, of several the last; None where it is not."""
+        points: list[str] = []
+        for event in self.events:
+            if event.name == "gate.held":
+                points.append(event.facts["point"])
+            elif event.name == "gate.released" and event.facts["point"] in points:
+                points.remove(event.facts["point"])
         return points[-1] if points else None
 
     @property
@@ -249,19 +281,21 @@ class Journey:
         return self.done and all(self.of("blocks.freed", f"{side} scheduler") for side in "PD")
 
     def wait(self, seconds: float = 60) -> "Journey":
-        """Return when it is complete.
+        """Return when it is complete; without a trace to tell, when the client has its answer.
 
         Raises:
             PdlabError: the request failed, or `seconds` passed.
         """
         deadline = time.monotonic() + seconds
-        while not self.complete:
-            if self.error is not None:
-                raise self.error
+        while self.error is None and not self.complete:
+            if self.done and self._feed is None:
+                break
             if time.monotonic() > deadline:
                 held = f"; it is held at {self.held}" if self.held else ""
                 raise PdlabError(f"the journey is not complete after {seconds:g} s{held}", "see journey.missing")
             time.sleep(0.02)
+        if self.error is not None:
+            raise self.error
         return self
 
     # Keeping it ---------------------------------------------------------------------------------------------------
@@ -313,7 +347,7 @@ class Journey:
         try:
             raw = Path(path).read_bytes()
             fields = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, ValueError, EOFError, zlib.error) as error:
             raise PdlabError(f"cannot read a journey from {path} ({error})", "journey.save writes one") from None
         return cls.from_dict(fields)
 
@@ -336,4 +370,5 @@ class Journey:
         return line(self)
 
 
-GATE_EVENTS = ("gate.held", "gate.released")
+def by_time(events: Sequence[Event]) -> list[Event]:
+    return sorted(events, key=lambda event: event.time)

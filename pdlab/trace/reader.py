@@ -1,9 +1,11 @@
 """Reading what the writers write, while they write it."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from pdlab.trace.event import SCHEMA, Event, read_line
 from pdlab.trace.writer import boot
 
 KEPT = 4_000  # transfers whose events are remembered
+TAIL = 1 << 20  # bytes; no line is longer
 
 
 class Reader:
@@ -23,9 +26,11 @@ class Reader:
         self.transfer_of: dict[str, str] = {}  # by the proxy's request_id
         self.loose: list[Event] = []  # of no transfer: start-up, errors of probes
         self._files: dict[int, _File] = {}
-        self._lock = threading.Lock()
+        self._ahead = {boot(): 0.0}
+        self._closed, self._lock = False, threading.Lock()
         if from_now:
-            for file in self._present():
+            self._look()
+            for file in self._files.values():
                 file.skip()
 
     def poll(self) -> None:
@@ -35,15 +40,21 @@ class Reader:
             PdlabError: a file of another schema.
         """
         with self._lock:
-            for file in self._present():
+            if self._closed:
+                return
+            self._look()
+            for inode, file in list(self._files.items()):
+                last = file.gone
                 for event in file.read():
                     self._keep(event)
-            for transfer in list(self.of_transfer)[:-KEPT]:
-                del self.of_transfer[transfer]
+                if last:
+                    self._files.pop(inode).close()
+            self._forget(list(self.of_transfer)[:-KEPT])
 
     def close(self) -> None:
         """Read no more; what was read stays."""
         with self._lock:
+            self._closed = True
             for file in self._files.values():
                 file.close()
             self._files.clear()
@@ -59,15 +70,19 @@ class Reader:
         if not event.transfers:
             self.loose.append(event)
 
-    def _present(self) -> Iterator["_File"]:
+    def _forget(self, transfers: list[str]) -> None:
+        for transfer in transfers:
+            del self.of_transfer[transfer]
+        if transfers:
+            self.transfer_of = {key: value for key, value in self.transfer_of.items() if value in self.of_transfer}
+
+    def _look(self) -> None:
+        """Open the files that are new. A file keeps its inode when it is put aside."""
         for path in sorted(self.folder.glob("*.jsonl")):
-            try:
-                inode = path.stat().st_ino  # which a file keeps when it is put aside
-                if inode not in self._files:
-                    self._files[inode] = _File(path)
-            except (FileNotFoundError, _Unfinished):
-                continue
-            yield self._files[inode]
+            with suppress(FileNotFoundError, _Unfinished):
+                if path.stat().st_ino not in self._files:
+                    file = _File(path, self._ahead)  # it may have been put aside just now: another one than was asked
+                    self._files.setdefault(file.inode, file)
 
 
 class _Unfinished(Exception):
@@ -75,17 +90,35 @@ class _Unfinished(Exception):
 
 
 class _File:
-    def __init__(self, path: Path) -> None:
-        self.path, self.ahead = path, 0.0
+    """One file, from its header on.
+
+    Args:
+        ahead: for each boot whose clock was seen, how far this host's is ahead; that of this file's is added.
+    """
+
+    def __init__(self, path: Path, ahead: dict[str, float]) -> None:
+        self.path = path
         self._open = path.open("rb")  # kept open: its inode must not become another file's
-        self._header(self._open.readline())
+        self.inode = os.fstat(self._open.fileno()).st_ino
+        try:
+            self.ahead = self._header(self._open.readline(), ahead)
+        except BaseException:
+            self._open.close()
+            raise
         self.offset = self._open.tell()
+
+    @property
+    def gone(self) -> bool:
+        """Whether it was put aside and then made room for the next one: nothing more will be in it."""
+        return os.fstat(self._open.fileno()).st_nlink == 0
 
     def close(self) -> None:
         self._open.close()
 
     def skip(self) -> None:
-        self.offset = self._open.seek(0, 2)
+        """Go to the end; where that is within a line, to the line's beginning."""
+        self.offset = self._open.seek(max(self.offset, self._open.seek(0, os.SEEK_END) - TAIL))
+        self.offset += self._open.read().rfind(b"\n") + 1
 
     def read(self) -> Iterator[Event]:
         self._open.seek(self.offset)
@@ -93,20 +126,21 @@ class _File:
         self.offset = self._open.tell() - len(rest)
         for line in lines:
             if line.startswith(b"["):
-                yield read_line(line.decode()).later(self.ahead)
+                with suppress(ValueError):  # its process died within it, or had no space left
+                    yield read_line(line.decode()).later(self.ahead)
 
-    def _header(self, line: bytes) -> None:
+    def _header(self, line: bytes, ahead: dict[str, float]) -> float:
         if not line.endswith(b"\n"):
             raise _Unfinished
         try:
             about: dict[str, Any] = json.loads(line)
-            schema = about["schema"]
+            if (schema := about["schema"]) != SCHEMA:
+                raise PdlabError(
+                    f"{self.path} has trace schema {schema}; this pdlab reads {SCHEMA}",
+                    "read it with the pdlab that wrote it",
+                )
+            wall = about["wall"] - about["monotonic"]
+            # Another host's clock: aligned by wall clocks, once, or its processes would be out of step.
+            return ahead.setdefault(about["boot"], wall - (time.time() - time.monotonic()))
         except (ValueError, KeyError, TypeError):
             raise PdlabError(f"{self.path} is no trace", "it begins with no header line") from None
-        if schema != SCHEMA:
-            raise PdlabError(
-                f"{self.path} has trace schema {schema}; this pdlab reads {SCHEMA}",
-                "read it with the pdlab that wrote it",
-            )
-        if about["boot"] != boot():  # another host's clock: align by wall clocks
-            self.ahead = (about["wall"] - about["monotonic"]) - (time.time() - time.monotonic())

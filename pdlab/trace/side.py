@@ -68,6 +68,11 @@ class Side:
         return [block.block_id for block in self.blocks]
 
     @property
+    def prompt_tokens_computed(self) -> int:
+        """How many of the prompt's tokens this engine computed itself, as its scheduler gave them out."""
+        return sum(moment.scheduled_tokens for moment in self.moments if moment.computed_tokens <= self.prompt_tokens)
+
+    @property
     def status(self) -> list[tuple[float, str]]:
         """(time, status) at each change."""
         return _changes([(moment.time, moment.status) for moment in self.moments])

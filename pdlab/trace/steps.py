@@ -66,6 +66,10 @@ class Step:
     def says(self) -> str:
         return self.kind.says(self.facts)
 
+    def as_dict(self) -> dict[str, Any]:
+        fields = ("number", "actor", "thread", "time", "title", "says", "anchor", "facts")
+        return {field: getattr(self, field) for field in fields}
+
     def __repr__(self) -> str:
         return f"<step {self.number}, {self.actor}: {self.says}>"
 
@@ -124,9 +128,9 @@ KINDS = (
     Kind(13, "P worker", "pull.matched", "P's worker matches it by the transfer_id",
          lambda f: f"{'P' if f['known'] else 'D'} came first" + (", P is ready" if f["ready"] else ", P is not ready yet")),
     Kind(14, "P worker", "transfer.planned", "P's worker plans the transfer",
-         lambda f: f"{f['descriptors']} descriptors in {len(f['regions'])} regions"),
+         lambda f: f"{len(f['regions'])} regions, {of_blocks(sum(blocks_in(r[3]) for r in f['requests']))} each"),
     Kind(15, "P worker", "transfer.written", "a pool thread of P's worker writes into D's memory",
-         lambda f: f"{f['bytes']:,} bytes in {f['descriptors']} descriptors, returned {f['result']}"),
+         lambda f: f"{f['bytes']:,} bytes, returned {f['result']}"),
     Kind(16, "P worker", "answer.sent", "P's worker answers D", lambda f: f"{f['status']}, {len(f['ok_reqs'])} ok"),
     Kind(17, "P scheduler", "blocks.freed", "P frees the blocks",
          lambda f: f"{hashed(f)}, {f['free_after'] - f['free_before']} more free"),
@@ -154,14 +158,14 @@ def steps_of(events: Sequence[Event], start: float) -> list[Step]:
         for kind in KINDS:
             if kind.event == event.name and kind.actor == event.actor and kind.when(event.facts):
                 key = (kind.number, kind.event, event.actor + str(event.facts.get("role", "")))
-                later = _later_facts(kind, events[position:])
-                if key not in found and later is not None:
+                later = None if key in found else _later_facts(kind, events, position)
+                if later is not None:
                     found[key] = Step(kind, event.time - start, event.thread, event.facts | later)
     return sorted(found.values(), key=lambda step: step.time)
 
 
-def _later_facts(kind: Kind, events: Sequence[Event]) -> Facts | None:
+def _later_facts(kind: Kind, events: Sequence[Event], position: int) -> Facts | None:
     if not kind.and_then:
         return {}
-    later = (event for event in events if event.name == kind.and_then and event.actor == kind.actor)
+    later = (event for event in events[position:] if event.name == kind.and_then and event.actor == kind.actor)
     return next((event.facts for event in later), None)

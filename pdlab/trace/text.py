@@ -7,11 +7,19 @@ from pdlab.trace.steps import NUMBERS
 if TYPE_CHECKING:
     from pdlab.trace.journey import Journey
 
+# Who comes first, and whether P is known already, depends on the moment and on what ran before: for an outline.
+VARYING = {
+    4: "P's worker expects a pull under the transfer_id",
+    11: "D's worker knows P's address",
+    13: "P's worker matches it by the transfer_id",
+}
+
 
 def line(journey: "Journey") -> str:
     """One line: how long the prompt was, how far it came, what moved, what was answered."""
     came = len({step.number for step in journey.steps})
-    words = [f"{journey.prompt_tokens} prompt tokens", f"{came} of {len(NUMBERS)} steps"]
+    words = [f"{journey.prompt_tokens} prompt tokens"] if journey.prompt_tokens else []  # else no engine has it yet
+    words.append(f"{came} of {len(NUMBERS)} steps")
     if journey.bytes_moved:
         blocks = sum(len(write.source_blocks) for write in journey.writes if write.layer == 0)
         words.append(f"{'1 block' if blocks == 1 else f'{blocks} blocks'} moved, {journey.bytes_moved:,} bytes")
@@ -37,8 +45,8 @@ def recorded(journey: "Journey") -> str:
 def told(journey: "Journey") -> str:
     """Its steps by time, each with its actor, its thread and what it did."""
     rows = [
-        f"{step.time * 1e3:9.1f} ms  {step.number:>2}  {step.actor:<11}  {step.title}: {step.says}  [{step.thread}]"
-        for step in journey.steps
+        f"{s.time * 1e3:9.1f} ms  {s.number:>2}  {s.actor:<11}  {s.title}: {s.says}{_thread(s.thread)}"
+        for s in journey.steps
     ]
     return "\n".join([line(journey), *rows, *_absent(journey)])
 
@@ -48,12 +56,14 @@ def outline(journey: "Journey") -> str:
     steps = sorted(
         journey.steps, key=lambda step: (step.number, step.actor != "P scheduler", str(step.facts.get("role")))
     )
-    # Known from an earlier request, or asked now: that depends on what ran before.
-    rows = [
-        f"{s.number:>2}  {s.actor:<11}  {'D knows P' if s.number == 11 else s.title + ': ' + s.says}" for s in steps
-    ]
+    rows = [f"{s.number:>2}  {s.actor:<11}  {VARYING.get(s.number) or f'{s.title}: {s.says}'}" for s in steps]
     return "\n".join([*rows, *_absent(journey)])
 
 
 def _absent(journey: "Journey") -> list[str]:
     return [f"    missing: {what}" for what in journey.missing] if journey.done else []
+
+
+def _thread(name: str) -> str:
+    """The thread, where it tells something: pools and servers have names."""
+    return "" if name == "MainThread" or name.startswith("Thread-") else f"  [{name}]"

@@ -23,7 +23,8 @@ class Trace:
     def __init__(self, journeys: list[Journey], loose: list[Event]) -> None:
         self.journeys = journeys
         self.startup = [event for event in loose if event.name != "probe.failed"]
-        self.probe_errors = {e.facts["probe"]: e.facts["count"] for e in loose if e.name == "probe.failed"}
+        self.probe_errors = _probe_errors(loose)
+        self._by_transfer = {journey.transfer_id: journey for journey in journeys}
 
     def __iter__(self) -> Iterator[Journey]:
         return iter(self.journeys)
@@ -36,7 +37,7 @@ class Trace:
 
     def of(self, transfer_id: str) -> Journey | None:
         """The journey of that transfer_id; None if it is not in this trace."""
-        return next((journey for journey in self.journeys if journey.transfer_id == transfer_id), None)
+        return self._by_transfer.get(transfer_id)
 
     def chrome_trace(self) -> dict[str, Any]:
         """For Perfetto (ui.perfetto.dev) and chrome://tracing."""
@@ -52,11 +53,20 @@ class Trace:
         return f"<Trace of {len(self)} journeys{errors}>"
 
 
+def _probe_errors(events: list[Event]) -> dict[str, int]:
+    counts: dict[str, dict[str, int]] = {}  # by probe, by engine: each notes how many it has by then
+    for event in events:
+        if event.name == "probe.failed":
+            engines = counts.setdefault(event.facts["probe"], {})
+            engines[event.actor] = max(event.facts["count"], engines.get(event.actor, 0))
+    return {probe: sum(engines.values()) for probe, engines in counts.items()}
+
+
 def read(folder: Path, since: float = 0.0) -> Trace:
     """What the processes of a lab wrote into `folder`; of the journeys, those that began at `since` or later.
 
     Args:
-        since: by this host's monotonic clock, in seconds.
+        since: by this host's monotonic clock, in seconds. 0: all, also what another host wrote before this one's boot.
     """
     reader = Reader(folder)
     reader.poll()
@@ -66,6 +76,6 @@ def read(folder: Path, since: float = 0.0) -> Trace:
     for transfer, events in reader.of_transfer.items():
         journey = Journey(names.get(transfer, ""))
         journey.fill(events, transfer)
-        if journey.start >= since:
+        if not since or journey.start >= since:
             journeys.append(journey)
     return Trace(sorted(journeys, key=lambda journey: journey.start), reader.loose)

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TextIO
@@ -19,12 +20,13 @@ from pdlab.trace.event import SCHEMA, Event
 QUEUE_LIMIT = 20_000  # events
 FILE_LIMIT = 64 << 20  # bytes; then the file is put aside, and the one put aside before it goes
 PAUSE = 0.02  # seconds between two looks at the queue
+BATCH = 1_000  # events; then what was written is flushed, and the file's length looked at
 
 
 class Writer:
     """Attributes:
     folder: where `NAME.PID.jsonl` is written.
-    dropped: events that found the queue full.
+    dropped: events that found the queue full, or could not be written.
     """
 
     def __init__(self, folder: Path, name: str, about: Mapping[str, Any]) -> None:
@@ -57,20 +59,37 @@ class Writer:
         return file
 
     def _run(self) -> None:
-        while True:
-            event = self._queue.get()
+        more = True
+        while more:
+            events, more = self._next()
+            for event in events:
+                self._write(event)
+            with suppress(OSError, ValueError):  # no space left, or the folder is gone: the engine must not care
+                self._file.flush()
+                if not more:
+                    self._file.close()
+                elif self._file.tell() > FILE_LIMIT:
+                    self._turn_over()
+            if more and len(events) < BATCH:
+                time.sleep(PAUSE)
+
+    def _next(self) -> tuple[list[Event], bool]:
+        """What is on the queue, once there is something; and whether more may come."""
+        events: list[Event] = []
+        event = self._queue.get()
+        with suppress(Empty):
             while event is not None:
-                self._file.write(event.as_line() + "\n")
-                try:
-                    event = self._queue.get_nowait()
-                except Empty:
+                events.append(event)
+                if len(events) == BATCH:
                     break
-            self._file.flush()
-            if event is None:
-                return
-            if self._file.tell() > FILE_LIMIT:
-                self._turn_over()
-            time.sleep(PAUSE)
+                event = self._queue.get_nowait()
+        return events, event is not None
+
+    def _write(self, event: Event) -> None:
+        try:
+            self._file.write(event.as_line() + "\n")
+        except Exception:  # no JSON, or changed by vLLM under our hands, or no space left: the next one may do
+            self.dropped += 1
 
     def _turn_over(self) -> None:
         self._file.close()

@@ -70,16 +70,40 @@ class Write:
 def writes_of(event: Event, transfer: str) -> list[Write]:
     """The writes of one transfer in a `transfer.planned` event, which may plan for several.
 
-    vLLM lists descriptors by request, then region, then run of consecutive blocks; so they are read here.
+    vLLM lists descriptors by request, then region, then run of consecutive blocks; so they are read here. Of a long
+    list only the beginning was noted.
     """
     facts, descriptors = event.facts, _descriptors(event.facts)
     found: list[Write] = []
-    for _, owner, p_groups, d_groups in facts["requests"]:
-        p_blocks, d_blocks = pulled(p_groups, d_groups)
+    for owner, p_blocks, d_blocks in _planned(event):
         for layer, region in enumerate(facts["regions"]):
-            writes = list(_of_region(layer, region, p_blocks, d_blocks, descriptors))
-            found += writes if owner == transfer else []
+            if owner == transfer:
+                found += _of_region(layer, region, p_blocks, d_blocks, descriptors)
+            else:
+                _pass(region, len(p_blocks), descriptors)
     return found
+
+
+def length_of(event: Event, transfer: str) -> int:
+    """Bytes that a `transfer.planned` event plans for one transfer, whether or not all descriptors were noted."""
+    blocks = sum(len(p_blocks) for owner, p_blocks, _ in _planned(event) if owner == transfer)
+    return blocks * sum(_per_block(region) for region in event.facts["regions"])
+
+
+def _planned(event: Event) -> Iterator[tuple[str, list[int], list[int]]]:
+    """Each request that has descriptors: its transfer_id, its blocks on P and on D. Those in error have none."""
+    for d_req_id, owner, p_groups, d_groups in event.facts["requests"] if event.facts["descriptors"] else ():
+        if d_req_id not in event.facts["err_reqs"]:
+            yield owner, *pulled(p_groups, d_groups)
+
+
+def _per_block(region: list[Any]) -> int:
+    """Bytes written for a block: of the two sides' payloads the smaller, where their tensor parallelism differs."""
+    return int(min(region[3], region[6]))
+
+
+def _blocks_in(length: int, region: list[Any]) -> int:
+    return max(1, length // _per_block(region))
 
 
 def pulled(p_groups: list[list[int]], d_groups: list[list[int]]) -> tuple[list[int], list[int]]:
@@ -96,16 +120,22 @@ def _descriptors(facts: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
 def _of_region(
     layer: int, region: list[Any], p_blocks: list[int], d_blocks: list[int], descriptors: Iterator[tuple[int, int, int]]
 ) -> Iterator[Write]:
-    name, p_base, p_len, p_payload, d_base, d_len, d_payload = region
+    name, p_base, p_len, _, d_base, d_len, _ = region
     done = 0
     while done < len(p_blocks):
         descriptor = next(descriptors, None)
         if descriptor is None:  # not all were noted
             return
         source, destination, length = descriptor
-        count = max(1, length // min(p_payload, d_payload))
+        count = _blocks_in(length, region)
         yield Write(
             layer, name, tuple(p_blocks[done : done + count]), tuple(d_blocks[done : done + count]),
             source, destination, length, p_base, d_base, p_len, d_len,
         )  # fmt: skip
         done += count
+
+
+def _pass(region: list[Any], blocks: int, descriptors: Iterator[tuple[int, int, int]]) -> None:
+    """Leave out the descriptors of so many blocks of one layer."""
+    while blocks > 0 and (descriptor := next(descriptors, None)):
+        blocks -= _blocks_in(descriptor[2], region)
