@@ -105,7 +105,7 @@ class Journey:
     @property
     def _closed(self) -> bool:
         """Whether the proxy has done with D's half: of a journey from a trace nothing else is known."""
-        return self._feed is None and any(e.name == "half.closed" and e.facts["role"] == "decode" for e in self._events)
+        return self._feed is None and self._half_of_d == "half.closed"
 
     @property
     def answer(self) -> Answer:
@@ -277,8 +277,15 @@ class Journey:
 
     @property
     def complete(self) -> bool:
-        """Whether the client has its answer and both engines have freed the blocks."""
-        return self.done and all(self.of("blocks.freed", f"{side} scheduler") for side in "PD")
+        """Whether the client has its answer, the proxy has done with D's half, and both engines freed the blocks."""
+        freed = all(self.of("blocks.freed", f"{side} scheduler") for side in "PD")
+        return self.done and freed and self._half_of_d in (None, "half.closed")
+
+    @property
+    def _half_of_d(self) -> str | None:
+        """What the proxy noted last of D's half; None: nothing."""
+        halves = [e.name for e in self._events if e.actor == "proxy" and e.facts["role"] == "decode"]
+        return halves[-1] if halves else None
 
     def wait(self, seconds: float = 60) -> "Journey":
         """Return when it is complete; without a trace to tell, when the client has its answer.

@@ -25,7 +25,9 @@ def as_chrome_trace(journeys: Iterable[Journey]) -> dict[str, Any]:
         for actor, pid in LANES.items()
     ]
     for row, journey in enumerate(journeys, start=1):
-        for event in (*_slices(journey), *_instants(journey), *_arrows(journey, row)):
+        found = (*_slices(journey), *_instants(journey), *_arrows(journey, row))
+        # Of two slices that begin together the longer holds the shorter; an arrow hangs on one that is open.
+        for event in sorted(found, key=lambda event: (event["ts"], -event.get("dur", 0))):
             events.append({**event, "tid": row, "ts": (event["ts"] - began) * 1e6})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
@@ -57,5 +59,5 @@ def _arrows(journey: Journey, row: int) -> Iterator[dict[str, Any]]:
         ends = [event for name in names for event in journey.of(name)[:1]]
         for phase, event in zip("sf", ends, strict=True) if len(ends) == 2 else ():
             end = {"cat": "message", "pid": LANES[event.actor], "ts": event.time}
-            yield {**end, "ph": "X", "name": event.name, "dur": 1.0}  # an arrow hangs on a slice that is open
+            yield {**end, "ph": "X", "name": event.name, "dur": 1.0}
             yield {**end, "ph": phase, "bp": "e", "name": names[0], "id": row * len(ARROWS) + number}
