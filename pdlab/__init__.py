@@ -1,7 +1,8 @@
 """pdlab: take vLLM's prefill/decode disaggregation apart, on real engines.
 
 `lab = pdlab.up()` brings up a prefill instance, a decode instance and the proxy, or attaches to those that run;
-`lab.send(prompt)` sends one request through all three; `lab.down()` ends them.
+`lab.send(prompt)` sends one request through all three; `lab.down()` ends them. With PDLAB_RUN=recorded the same calls
+play a recorded run, on any system.
 """
 
 from importlib import import_module
@@ -9,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pdlab.errors import PdlabError as PdlabError
-    from pdlab.lab.join import join as join
     from pdlab.lab.lab import Lab as Lab
-    from pdlab.lab.lab import attach as attach
-    from pdlab.lab.lab import up as up
+    from pdlab.recorded.mode import attach as attach
+    from pdlab.recorded.mode import join as join
+    from pdlab.recorded.mode import up as up
 
 __version__ = "0.1.0"
 _HOMES = {
-    "up": "pdlab.lab.lab",
-    "attach": "pdlab.lab.lab",
-    "join": "pdlab.lab.join",
+    "up": "pdlab.recorded.mode",
+    "attach": "pdlab.recorded.mode",
+    "join": "pdlab.recorded.mode",
     "Lab": "pdlab.lab.lab",
     "PdlabError": "pdlab.errors",
 }

@@ -193,6 +193,20 @@ def drift(
     raise typer.Exit(compare(against, as_json))
 
 
+@app.command()
+def record(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Notebooks, without .ipynb; journey. [default: all]")
+    ] = None,
+) -> None:
+    """Run the notebooks on live engines and keep what they did, so that PDLAB_RUN=recorded plays it anywhere."""
+    from pdlab.recorded.record import record as keep
+
+    os.environ.pop("PDLAB_RUN", None)  # whatever this shell plays
+    with running_lab():
+        keep(names or (), tell=lambda path: print(f"{path}  {path.stat().st_size:,} bytes", flush=True))
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def test(context: typer.Context) -> None:
     """Run the tests and, under nbval, the notebooks; further arguments go to pytest."""

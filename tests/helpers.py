@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from pdlab.inside.tracer import Tracer
 from pdlab.lab import nanny
+from pdlab.trace.event import Event, read_line
 
 RECORDED = Path(__file__).parent / "recorded"
 PATIENCE = 20.0  # only how long a test that fails takes to fail
@@ -41,6 +44,44 @@ def read_pid(path: Path) -> int:
     """The pid that a process writes to `path` (whole, with a newline at its end)."""
     wait_until(lambda: path.exists() and path.read_text().endswith("\n"), f"a pid in {path.name}")
     return int(path.read_text())
+
+
+class Noted:
+    """A writer that keeps the events: each as its line said it at once."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[Event, str]] = []
+
+    def note(self, event: Event) -> None:
+        self.lines.append((event, event.as_line()))
+
+    def close(self) -> None:
+        # The real one turns events into lines later: they must not have changed since.
+        assert [event.as_line() for event, _ in self.lines] == [line for _, line in self.lines]
+
+    @property
+    def events(self) -> list[Event]:
+        return [read_line(line) for _, line in self.lines]
+
+    @property
+    def names(self) -> list[str]:
+        return [event.name for event in self.events]
+
+    def named(self, name: str) -> list[Event]:
+        return [event for event in self.events if event.name == name]
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """The facts of the only event of that name."""
+        (event,) = self.named(name)
+        return event.facts
+
+
+def tracer(side: str, folder: Path) -> tuple[Tracer, Noted]:
+    """A tracer whose events stay here."""
+    trace, noted = Tracer(side, folder), Noted()
+    trace.writer.close()
+    trace.writer = noted  # type: ignore[assignment]
+    return trace, noted
 
 
 class Zoo:

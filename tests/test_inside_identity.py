@@ -148,10 +148,12 @@ class TestCheckpointFolder:
             asked.update({"model": model, **options})
             return str(tmp_path)
 
+        pytest.importorskip("huggingface_hub")
         monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
         assert checkpoint_folder("some/model", "main") == tmp_path
         assert asked == {"model": "some/model", "revision": "main", "local_files_only": True}
 
     def test_or_none(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        pytest.importorskip("huggingface_hub")
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
         assert checkpoint_folder("nobody/nothing", None) is None

@@ -123,7 +123,7 @@ def test_what_vllm_starts_beneath_dies_with_its_parent(life: dict[str, Any]) -> 
     assert life["ours"]["in_child"] == signal.SIGKILL
 
 
-@pytest.mark.parametrize("group", ["general", "stat_logger", "endpoint"])
+@pytest.mark.parametrize("group", ["general", "endpoint"])
 def test_vllm_finds_it(group: str) -> None:
     (found,) = entry_points(group=f"vllm.{group}_plugins", name="pdlab")
     assert callable(found.load())

@@ -97,7 +97,7 @@ class TestWritten:
         assert "HF_HUB_OFFLINE" not in command("decode", TWO_GPUS).env
 
     def test_more_arguments_come_last(self) -> None:
-        assert command("decode", CPU, "--dtype", "auto").full_argv()[-5:-3] == ["--dtype", "auto"]
+        assert command("decode", CPU, "--dtype", "auto").full_argv()[-4:-2] == ["--dtype", "auto"]
 
 
 class TestShellLine:
@@ -138,12 +138,15 @@ class TestEnvironment:
         assert os.environ["VLLM_PORT"] == "the reader's"
 
     def test_instruments_name_the_role_and_its_files(self, tmp_path: Path) -> None:
-        (tmp_path / "decode.steps.jsonl").write_text("of an earlier start\n")
         made = instrumented(command("decode", CPU), "decode", tmp_path)
         assert made.instrument_env["PDLAB_INSTANCE"] == "decode"
-        assert made.instrument_env["PDLAB_STEPS"] == str(tmp_path / "decode.steps.jsonl")
-        assert not (tmp_path / "decode.steps.jsonl").exists()
+        assert "PDLAB_TRACE" not in made.instrument_env and "PDLAB_KV_TOKEN" not in made.instrument_env
         assert made.full_argv() == [*made.argv, *INSTRUMENTS]
+
+    def test_tracing_and_memory_are_asked_for(self, tmp_path: Path) -> None:
+        env = instrumented(command("decode", CPU), "decode", tmp_path, trace=True, token="secret").instrument_env
+        assert env["PDLAB_TRACE"] == str(tmp_path / "trace")
+        assert env["PDLAB_KV_TOKEN"] == "secret"
 
     def test_no_usage_is_reported(self, tmp_path: Path) -> None:
         env = instrumented(command("decode", CPU), "decode", tmp_path).full_env()
@@ -176,8 +179,7 @@ class TestLogging:
         mooncake = pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.mooncake")
         assert mooncake.__name__ in LOGGING["loggers"]  # type: ignore[operator]
 
-    def test_writes_lines_that_the_lab_can_read(self) -> None:
-        # pdlab.tour takes the third word as the time, pdlab.lab.report looks for the file's name in brackets.
+    def test_writes_lines_as_vllm_does(self) -> None:
         NewLineFormatter = pytest.importorskip("vllm.logging_utils").NewLineFormatter
         fields = LOGGING["formatters"]["vllm"]  # type: ignore[index]
         path = "/x/mooncake_connector.py"
@@ -215,7 +217,6 @@ class TestVllmParser:
         assert (args.dtype, args.max_model_len) == (settings.dtype, settings.max_model_len)
         assert (args.block_size, args.kv_cache_memory_bytes) == (settings.block_size, settings.kv_cache_bytes)
         assert args.enforce_eager
-        assert args.enable_logging_iteration_details
         assert args.worker_extension_cls == "pdlab.inside.worker.RegisteredKV"
 
     def test_takes_the_memory_of_a_shared_gpu(self, parse: Callable[[Command], Namespace]) -> None:

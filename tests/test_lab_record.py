@@ -122,7 +122,7 @@ class TestRecord:
 
     @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "../up", "a b", "x" * 65, "a\n"])
     def test_names_that_are_none(self, name: str) -> None:
-        for use in (records.folder, records.load, attach, down, status_of, lambda name: up(name=name)):
+        for use in (records.folder, records.load, attach, down, status_of, lambda name: up("some/model", name=name)):
             with pytest.raises(PdlabError, match="a lab cannot be called"):
                 use(name)
 

@@ -44,40 +44,6 @@ def test_each_engine_has_a_core_of_its_own(lab: Lab) -> None:
     assert cores["prefill"] != cores["decode"]
 
 
-def test_engines_report_what_happened_to_a_request(lab: Lab) -> None:
-    witness = lab.witness()
-    answer = lab.send([1] + [1000 + n for n in range(142)])
-    report = witness.report(answer)
-    transfer = report["transfer"]
-    assert report["prompt_tokens"] == report["computed_on_prefill"] == 143
-    assert report["computed_on_decode"] == 1
-    assert (transfer["regions"], transfer["blocks"]) == (30, 5)
-    assert transfer["block_bytes"] == 3 * 32 * 2 * 64 * 4  # KV heads × tokens × (K and V) × head size × float32
-    assert transfer["bytes"] == transfer["regions"] * transfer["blocks"] * transfer["block_bytes"]
-    assert transfer["descriptors"] >= transfer["regions"]
-    assert transfer["seconds"] > 0
-
-
-def test_a_repeated_prompt_moves_one_block(lab: Lab) -> None:
-    prompt = [1] + [2000 + n for n in range(142)]
-    lab.send(prompt)
-    witness = lab.witness()
-    report = witness.report(lab.send(prompt))
-    assert report["transfer"]["blocks"] == 1
-    assert report["computed_on_decode"] == 1
-
-
-def test_the_witness_refuses_two_requests(lab: Lab) -> None:
-    witness = lab.witness()
-    lab.send("one")
-    with pytest.raises(PdlabError, match=r"2 KV transfers"):
-        witness.report(lab.send("two"))
-    witness = lab.witness()
-    lab.decode.complete("not through the proxy", 1)
-    with pytest.raises(PdlabError, match=r"2 requests on decode"):
-        witness.report(lab.send("three"))
-
-
 def test_up_again_attaches(lab: Lab) -> None:
     assert pdlab.up().status() == lab.status()
 

@@ -166,7 +166,9 @@ class Bench:
             yield answer
 
 
-def serves(prefills: int = 1, decodes: int = 1, ranks: int = 1, live_s: float = 1) -> Callable[..., Callable[[], None]]:
+def serves(
+    prefills: int = 1, decodes: int = 1, ranks: int = 1, live_s: float = 1, make_half: Any = None
+) -> Callable[..., Callable[[], None]]:
     """Runs an async test on a bench of its own, within 20 s."""
 
     def around(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -179,7 +181,8 @@ def serves(prefills: int = 1, decodes: int = 1, ranks: int = 1, live_s: float = 
             bench.servers = {part: Server(part.app) for part in parts}
             urls = [bench.servers[part].url for part in parts]
             pairs = list(zip(urls[:prefills], urls[prefills + decodes :], strict=True))
-            proxy = Server(create_app(pairs, urls[prefills : prefills + decodes], engine_ids_live_s=live_s))
+            d_urls = urls[prefills : prefills + decodes]
+            proxy = Server(create_app(pairs, d_urls, engine_ids_live_s=live_s, make_half=make_half))
             bench.url = proxy.url
             await asyncio.gather(proxy.start(), *(server.start() for server in bench.servers.values()))
             try:

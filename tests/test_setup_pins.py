@@ -10,6 +10,7 @@ from packaging.specifiers import SpecifierSet
 
 from pdlab.paths import repo_root
 from pdlab.setup import pins
+from pdlab.setup.environment import LIGHT
 from pdlab.setup.libraries import CONDA, PACKAGES
 from pdlab.setup.profile import PROFILES
 
@@ -26,12 +27,13 @@ def conda() -> tuple[list[str], list[str]]:
     return [line for line in lines if isinstance(line, str)], lines[-1]["pip"]
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", [*PROFILES, LIGHT])
 def test_the_lock_satisfies_pyproject(profile: str) -> None:
     table = pins.project()
     extras = table["optional-dependencies"]
     groups = pyproject()["dependency-groups"]
-    for text in [*table["dependencies"], *extras[profile], *extras["test"], *groups["model"], *groups["build"]]:
+    engines = [*extras[profile], *groups["model"]] if profile in PROFILES else []
+    for text in [*table["dependencies"], *engines, *extras["test"], *groups["build"]]:
         requirement = Requirement(text)
         assert requirement.specifier.contains(pins.locked(profile)[requirement.name]), text
 

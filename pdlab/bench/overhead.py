@@ -97,8 +97,8 @@ def throughput(lab: Lab) -> float:
 def render(facts: dict[str, Any]) -> str:
     """The ratios in words."""
     rows = [
-        f"{name:<9} {facts[name]['ttft_s'] * 1e3:7.0f} ms to the first token, {facts[name]['tokens_per_s']:6.1f} tokens/s"
-        for name in ("traced", "untraced")
+        f"{name:<9} {each['ttft_s'] * 1e3:7.0f} ms to the first token, {each['tokens_per_s']:6.1f} tokens/s"
+        for name, each in ((name, facts[name]) for name in ("traced", "untraced"))
     ]
     return "\n".join(
         [

@@ -8,7 +8,9 @@ from typing import Any
 
 import pdlab
 from pdlab.errors import PdlabError
+from pdlab.lab.answer import new_request_id
 from pdlab.lab.comparison import Comparison, Rewritten
+from pdlab.lab.http import client
 from pdlab.lab.lab import Lab
 from pdlab.lab.profile import ABORT_TIMEOUT
 from pdlab.trace.journey import Journey
@@ -100,6 +102,17 @@ class Bench:
     @property
     def rewritten(self) -> list[Rewritten]:
         return self.compared[1].rewritten()
+
+    def streamed(self) -> tuple[int, float, Journey]:
+        """A streamed answer: how many chunks, when the first came (monotonic, seconds), and the journey."""
+        times, request_id = [], new_request_id()
+        body = {"prompt": PROMPT, "max_tokens": 12, "stream": True, "ignore_eos": True, "cache_salt": request_id}
+        headers, url = {"X-Request-Id": request_id}, f"{self.lab.proxy.url}/v1/completions"
+        with client().stream("POST", url, json=body, headers=headers) as answer:
+            times = [time.monotonic() for line in answer.iter_lines() if line.startswith("data: {")]
+        time.sleep(0.3)  # until its last events are written
+        journey = next(journey for journey in self.lab.trace(times[0] - 60) if journey.request_id == request_id)
+        return len(times), times[0], journey
 
     def two_prompts(self) -> tuple[Any, Any, Any]:
         """P prefills PROMPT and D is given OTHER, under one transfer_id.

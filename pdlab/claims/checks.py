@@ -26,7 +26,7 @@ def same_prompt_to_both(bench: Bench) -> str:
     for field in ("num_prompt_tokens", "block_hashes"):
         must(p.facts[field] == d.facts[field], f"{field}: {p.facts[field]} on one side, {d.facts[field]} on the other")
     return (
-        f"P and D each took {p.facts['num_prompt_tokens']} prompt tokens, with {p.facts['block_hashes']} block hashes"
+        f"P and D took {p.facts['num_prompt_tokens']} prompt tokens each, with {p.facts['block_hashes']} block hashes"
     )
 
 
@@ -48,9 +48,12 @@ def decode_half(bench: Bench) -> str:
     told = journey.of("connector.told", "D scheduler")[0].facts
     before, after = told["flags_before"]["do_remote_prefill"], told["flags_after"]["do_remote_prefill"]
     must((before, after) == (True, False), f"do_remote_prefill went {before} → {after}")
-    answered, closed = half(journey, "half.answered", "decode"), half(journey, "half.closed", "decode")
-    must(answered.time <= closed.time, "the answer ended before it began")
-    return "do_remote_prefill=True; False once its blocks are allocated; the client has D's bytes as they come"
+    chunks, first, journey = bench.streamed()
+    finished = journey.of("request.finished", "D scheduler")[0].time
+    must(chunks > 1 and first < finished, f"{chunks} chunks, the first {first - finished:.3f} s after D had finished")
+    early = (finished - first) * 1e3
+    sent = f"of {chunks} chunks the first came {early:.0f} ms before D had finished"
+    return f"do_remote_prefill=True, False once its blocks are allocated; {sent}"
 
 
 # 2: the transfer_id ---------------------------------------------------------------------------------------------------
@@ -115,9 +118,9 @@ def reserved_blocks(bench: Bench) -> str:
     refused, allowed = bench.load_beside_prefill()
     must(refused["reserved_blocks"] > 0 and not refused["allocated"], f"the load was not refused: {refused}")
     must(allowed["allocated"], "the load never got its blocks")
+    first, last = (f"{facts['reserved_blocks']} of {facts['free_before']}" for facts in (refused, allowed))
     return (
-        f"0 on a pure D. With a chunked prefill on D: {refused['reserved_blocks']} reserved of {refused['free_before']} "
-        f"free, the load refused; admitted later, with {allowed['reserved_blocks']} of {allowed['free_before']}"
+        f"0 on a pure D; beside a chunked prefill {first} free blocks were reserved, and the load waited until {last}"
     )
 
 
@@ -249,4 +252,7 @@ def without_rdma(bench: Bench) -> str:
 
 
 def half(journey: Any, name: str, role: str) -> Any:
-    return next(event for event in journey.of(name, "proxy") if event.facts["role"] == role)
+    for event in journey.of(name, "proxy"):
+        if event.facts["role"] == role:
+            return event
+    raise Refuted(f"the proxy noted no {name} of the {role} half")

@@ -11,7 +11,7 @@ Installed = Callable[[str], str | None]
 
 REINSTALL = "remove .venv (a GPU: .venv-cuda), then python3 -m pdlab lab   (conda: conda env update -f environment.yml)"
 MOONCAKE = "mooncake-transfer-engine"
-PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.stat_logger_plugins", "vllm.endpoint_plugins")
+PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.endpoint_plugins")
 
 
 def installed_version(distribution: str) -> str | None:

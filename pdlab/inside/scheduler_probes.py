@@ -21,6 +21,7 @@ class Followed:
     steps_since: int = 0
     tokens_of_others: int = 0
     answered: bool = False
+    refused: int = 0
 
 
 def add_request(trace: Tracer, scheduler: Any, request: Any) -> Seen:
@@ -53,15 +54,19 @@ def get_num_new_matched_tokens(trace: Tracer, connector: Any, request: Any, num_
 
 
 def allocate_slots(trace: Tracer, manager: Any, request: Any, num_new_tokens: int, *_: Any, **asked: Any) -> Seen:
-    if request.request_id not in trace.followed or is_decoding(request):
+    followed = trace.followed.get(request.request_id)
+    if followed is None or is_decoding(request):
         return
     free = manager.block_pool.get_num_free_blocks()
     result = yield
+    refused, followed.refused = followed.refused, followed.refused + 1 if result is None else 0
+    if result is None and refused:  # it is tried again at each step while there is no room
+        return
     facts = {key: asked[key] for key in sorted(asked) if isinstance(asked[key], bool | int)}
     trace.note(
         "scheduler", "blocks.allocated", trace.transfer_of[request.request_id], request.request_id,
         **facts, num_new_tokens=num_new_tokens, skip_zeroing_group_ids=list(asked.get("skip_zeroing_group_ids", ())),
-        allocated=result is not None, blocks=table(manager, request.request_id),
+        allocated=result is not None, refused_before=refused, blocks=table(manager, request.request_id),
         free_before=free, free_after=manager.block_pool.get_num_free_blocks(),
     )  # fmt: skip
 

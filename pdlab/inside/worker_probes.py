@@ -93,7 +93,10 @@ def register_with_bootstrap(trace: Tracer, worker: Any) -> Seen:
 
 def bootstrap_query(trace: Tracer, server: Any) -> Seen:
     workers = yield
-    trace.note("worker", "bootstrap.queried", engine_ids={rank: entry.engine_id for rank, entry in workers.items()})
+    answered = {rank: entry.engine_id for rank, entry in workers.items()}
+    if answered != getattr(server, "_pdlab_answered", None):  # the proxy asks again and again
+        server._pdlab_answered = answered
+        trace.note("worker", "bootstrap.queried", engine_ids=answered)
 
 
 def start_load_kv(trace: Tracer, worker: Any, reqs_to_recv: Any) -> Seen:

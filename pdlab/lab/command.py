@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pdlab.lab.settings import KV_ROLES, Role, Settings
 
-# The engine's own account of its steps, and of the memory it registered: see pdlab/inside.
-INSTRUMENTS = ("--enable-logging-iteration-details", "--worker-extension-cls", "pdlab.inside.worker.RegisteredKV")
+# For what only a worker knows of the memory it registered: see pdlab/inside.
+INSTRUMENTS = ("--worker-extension-cls", "pdlab.inside.worker.RegisteredKV")
 SINGLE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
@@ -93,7 +93,7 @@ def engine_command(
 
 
 def instrumented(command: Command, role: Role, folder: Path, trace: bool = False, token: str = "") -> Command:
-    """The command with what pdlab needs to look inside: its plugin, the engine's step log, the connector's own log.
+    """The command with what pdlab needs to look inside: its plugin, and the connector's own log.
 
     Args:
         trace: install the probes and the gates, which write into `folder`/trace.
@@ -102,11 +102,8 @@ def instrumented(command: Command, role: Role, folder: Path, trace: bool = False
     folder.mkdir(parents=True, exist_ok=True)
     logging_config = folder / f"{role}.logging.json"
     logging_config.write_text(json.dumps(LOGGING))
-    steps = folder / f"{role}.steps.jsonl"
-    steps.unlink(missing_ok=True)
     env = {
         "PDLAB_INSTANCE": role,
-        "PDLAB_STEPS": str(steps),
         "VLLM_PLUGINS": "pdlab",
         "VLLM_LOGGING_CONFIG_PATH": str(logging_config),
         "PYTHONUNBUFFERED": "1",

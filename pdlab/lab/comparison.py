@@ -1,11 +1,14 @@
 """Comparing the KV of a request on both sides, byte for byte, while it is held."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pdlab.errors import PdlabError
-from pdlab.lab.instance import Instance
 from pdlab.lab.kv import KVBlock
 from pdlab.trace.journey import Journey
+
+if TYPE_CHECKING:  # where recorded runs play, no engine need be able to start
+    from pdlab.lab.instance import Instance
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Comparison:
     pairs: tuple[Pair, ...]
     block_len: int
     held: str
-    _decode: Instance = field(repr=False)
+    _decode: "Instance" = field(repr=False)
     _last: tuple[KVBlock, ...] = field(repr=False)
 
     @property
@@ -81,7 +84,7 @@ class Comparison:
         return f"<compared {each} blocks in {layers} layers, {self.bytes:,} bytes, {self.held}: {verdict}>"
 
 
-def compare(journey: Journey, prefill: Instance, decode: Instance) -> Comparison:
+def compare(journey: Journey, prefill: "Instance", decode: "Instance") -> Comparison:
     """Compare what P read from with what D got; see `Lab.compare`."""
     if not journey.writes:
         raise PdlabError("nothing of this request was planned to be written yet", f"it lacks {journey.missing[:1]}")

@@ -6,7 +6,7 @@ import re
 STAGES = (
     ("importing vLLM", r""),
     ("checking arguments", r"non-default args"),
-    ("starting EngineCore", r"Available plugins for group vllm\.stat_logger"),
+    ("starting EngineCore", r"Using max model len"),
     ("setting up the worker", r"Initializing a V1 LLM engine"),
     ("loading weights", r"Starting to load model"),
     ("starting the Transfer Engine", r"Initializing Mooncake Transfer Engine worker"),

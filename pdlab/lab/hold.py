@@ -5,7 +5,6 @@ import warnings
 from pathlib import Path
 
 from pdlab.errors import PdlabError
-from pdlab.inside.holds import GIVEN_UP, POINTS, RELEASED, Holder
 from pdlab.trace.event import Event
 from pdlab.trace.reader import Reader
 
@@ -27,6 +26,8 @@ class Hold:
     """
 
     def __init__(self, folder: Path, point: str, match: str, seconds: float) -> None:
+        from pdlab.inside.holds import Holder  # locks files, which not every system can that plays recorded runs
+
         self.point, self.match, self.seconds = point, match, seconds
         self._reader = Reader(folder, from_now=True)
         self._holder = Holder(folder / "gates", point, match, seconds)
@@ -42,6 +43,8 @@ class Hold:
     @property
     def notes(self) -> list[str]:
         """Why requests went on that it should have held: its time was up, or it held as many as it may."""
+        from pdlab.inside.holds import GIVEN_UP, RELEASED
+
         events = [e for e in self._events() if e.name in ("gate.released", "gate.passed")]
         told = [(e.request_id, e.facts["why"]) for e in events]
         return [f"{request_id} went on: {why}" for request_id, why in told if why not in (RELEASED, GIVEN_UP)]
@@ -89,6 +92,8 @@ def seconds_for(point: str, asked: float | None, abort_timeout: int) -> float:
     Raises:
         PdlabError: there is no such point, or the time is none.
     """
+    from pdlab.inside.holds import POINTS
+
     if point not in POINTS:
         raise PdlabError(f"there is no gate {point!r}", f"choose one of {', '.join(POINTS)}")
     if asked is None:

@@ -29,7 +29,6 @@ class Instance:
         bootstrap: of its bootstrap server; None on a decode instance, which has none.
         command: how it was started; None if it was started elsewhere.
         process: its supervised process; None if it was started elsewhere.
-        folder: where its log and its step log lie; None if it was started elsewhere.
         token: with which its KV memory can be read; "": it cannot.
     """
 
@@ -38,7 +37,6 @@ class Instance:
     bootstrap: str | None = None
     command: Command | None = None
     process: Process | None = None
-    folder: Path | None = None
     token: str = field(default="", repr=False)
     _facts: dict[str, Any] | None = None
 
@@ -90,11 +88,6 @@ class Instance:
     def log(self) -> Path | None:
         """The engine's log file."""
         return Path(self.process.log) if self.process else None
-
-    @property
-    def steps_file(self) -> Path | None:
-        """What the engine reported of its steps (pdlab.inside.stats)."""
-        return self.folder / f"{self.role}.steps.jsonl" if self.folder else None
 
     def bootstrap_query(self) -> dict[str, Any]:
         """`GET /query` of its bootstrap server: {dp_rank: {engine_id, worker_addr: {tp_rank: {pp_rank: address}}}}.

@@ -24,7 +24,6 @@ from pdlab.lab.processes import Processes, processes_of
 from pdlab.lab.progress import progress
 from pdlab.lab.proxy_server import ProxyServer, spawn_proxy
 from pdlab.lab.record import Record
-from pdlab.lab.report import Witness
 from pdlab.lab.settings import ROLES, Role, Settings
 from pdlab.lab.startup import Report, wait_until_serving
 from pdlab.trace.journey import Journey
@@ -136,10 +135,6 @@ class Lab:
     def processes(self) -> Processes:
         """Every process of the lab that runs on this machine, with its pid, cores, memory and listening addresses."""
         return processes_of({key: server.process for key, server in self._servers().items()})
-
-    def witness(self) -> Witness:
-        """Start watching what both engines report; see `pdlab.lab.report`."""
-        return Witness(self.prefill, self.decode)
 
     def _servers(self) -> "dict[str, Instance | ProxyServer]":
         return {"prefill": self.prefill, "decode": self.decode, "proxy": self.proxy}
@@ -345,13 +340,10 @@ def _stop(record: Record) -> None:
 
 
 def _lab(name: str, record: Record, started: bool = False) -> Lab:
-    folder = records.folder(name)
-
     def instance(role: Role) -> Instance:
         bootstrap = record.url("bootstrap") if role == "prefill" else None
-        return Instance(
-            role, record.url(role), bootstrap, _command(record, role), record.processes[role], folder, record.token
-        )
+        command, process = _command(record, role), record.processes[role]
+        return Instance(role, record.url(role), bootstrap, command, process, record.token)
 
     proxy = ProxyServer(record.url("proxy"), record.processes["proxy"])
     traced = _trace_folder(name) if record.settings.trace else None

@@ -1,10 +1,12 @@
 """Which processes a lab consists of, on which cores, holding how much memory, listening where."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import psutil
+if TYPE_CHECKING:  # where recorded runs play, there need be neither
+    import psutil
 
-from pdlab.lab.process import Process
+    from pdlab.lab.process import Process
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,10 @@ class Processes(list[Row]):
         return "\n".join(lines)
 
 
-def processes_of(servers: dict[str, Process | None]) -> Processes:
+def processes_of(servers: "dict[str, Process | None]") -> Processes:
     """The living processes of each server: its nanny and all beneath it."""
+    import psutil
+
     rows = Processes()
     for server, process in servers.items():
         for pid in process.pids() if process else ():
@@ -52,7 +56,9 @@ def processes_of(servers: dict[str, Process | None]) -> Processes:
     return rows
 
 
-def _row(server: str, process: psutil.Process, is_nanny: bool) -> Row:
+def _row(server: str, process: "psutil.Process", is_nanny: bool) -> Row:
+    import psutil
+
     with process.oneshot():
         listening = [c.laddr for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
         return Row(
@@ -65,7 +71,7 @@ def _row(server: str, process: psutil.Process, is_nanny: bool) -> Row:
         )
 
 
-def _what(server: str, process: psutil.Process) -> str:
+def _what(server: str, process: "psutil.Process") -> str:
     line = " ".join(process.cmdline())
     if "EngineCore" in line:
         return "EngineCore"

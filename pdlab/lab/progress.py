@@ -3,12 +3,14 @@
 import contextlib
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from pdlab.lab.startup import Report
+if TYPE_CHECKING:  # where recorded runs play, nothing starts
+    from pdlab.lab.startup import Report
 
 
 @contextlib.contextmanager
-def progress(report: Report | None = None) -> Iterator[Report]:
+def progress(report: "Report | None" = None) -> "Iterator[Report]":
     """Yield what to call with (server, stage, seconds): `report` if given, else what suits where this runs."""
     if report is not None:
         yield report
@@ -33,7 +35,7 @@ def in_notebook() -> bool:
 
 
 @contextlib.contextmanager
-def _notebook() -> Iterator[Report]:
+def _notebook() -> "Iterator[Report]":
     from IPython.display import display
     from ipywidgets import HTML
 

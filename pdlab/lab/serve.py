@@ -59,7 +59,7 @@ def serve(
     )  # fmt: skip
     ports.close()
     bootstrap_url = f"http://{host}:{bootstrap}" if bootstrap else None
-    instance = Instance(role, f"http://{host}:{port}", bootstrap_url, command, process, folder)
+    instance = Instance(role, f"http://{host}:{port}", bootstrap_url, command, process)
     try:
         _follow(instance, process, say)
     except (KeyboardInterrupt, SystemExit):

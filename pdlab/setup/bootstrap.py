@@ -1,14 +1,19 @@
-"""What happens before a command runs: help on a bare machine, the environment, system libraries, the model."""
+"""What happens before a command runs: help on a bare machine, the environment, system libraries, the model.
+
+Where $PDLAB_RUN asks for recorded runs, only the environment, and a light one will do.
+"""
 
 import os
 import sys
 from pathlib import Path
 from typing import NoReturn
 
+from pdlab.errors import PdlabError
 from pdlab.paths import repo_root, state_dir
+from pdlab.recorded.mode import RECORDED, mode
 from pdlab.setup import libraries, model, pins, profile
 from pdlab.setup.console import Progress, SetupError, say
-from pdlab.setup.environment import Environment
+from pdlab.setup.environment import FOLDERS, LIGHT, Environment
 from pdlab.setup.pip import Pip
 
 COMMANDS = {
@@ -19,10 +24,10 @@ COMMANDS = {
     "down": "end the engines",
     "send": "send one prompt through the lab",
     "serve": "one instance in the foreground, for a second GPU or another host",
+    "doctor": "check this machine and say what each finding means",
     "claims": "check what is said of the mechanism, claim by claim, on engines that run",
     "drift": "what moved or changed in vLLM's source since the version that pdlab describes",
     "record": "keep real runs, which play back where no engine runs",
-    "doctor": "check this machine and say what each finding means",
     "test": "run the tests",
     "bench": "measure",
 }
@@ -30,6 +35,8 @@ COMMANDS = {
 TALKING = {"status", "down", "send"}
 # These start engines: they need system libraries and a model besides the environment.
 ENGINES = {"lab", "tour", "up", "test", "serve", "claims", "record", "bench"}
+# No recorded run can stand in for these.
+LIVE_ONLY = {"serve", "claims", "bench"}
 
 
 def prepare(arguments: list[str]) -> None:
@@ -38,9 +45,10 @@ def prepare(arguments: list[str]) -> None:
     Exits with one line where set-up fails (1), a command is unknown (2) or the user stopped it (130).
     """
     try:
+        plays = plays_recorded(arguments)
         if (repo_root() / "pyproject.toml").is_file():  # else installed as a package: its installer saw to the rest
-            _environment(arguments)
-        if command(arguments) in ENGINES and not asks_help(arguments):
+            (_light_environment if plays else _environment)(arguments)
+        if command(arguments) in ENGINES and not (plays or asks_help(arguments)):
             libraries.ensure(state_dir() / "setup.log")
             if not any(word.partition("=")[0] == "--model" for word in arguments):
                 model.prepare()
@@ -60,6 +68,34 @@ def command(arguments: list[str]) -> str:
 def asks_help(arguments: list[str]) -> bool:
     """True if the user wants to read help, not to run something."""
     return not command(arguments) or "--help" in arguments or "-h" in arguments
+
+
+def plays_recorded(arguments: list[str]) -> bool:
+    """True if the command plays recorded runs, and so starts no engine.
+
+    Raises SetupError if $PDLAB_RUN has no such value, or asks this of a command that can't do without engines.
+    """
+    try:
+        # `record` makes recorded runs, whatever else this shell is set to.
+        plays = mode() == RECORDED and command(arguments) != "record"
+    except PdlabError as error:
+        raise SetupError(f"{error.message}: {error.hint}") from None
+    if plays and command(arguments) in LIVE_ONLY and not asks_help(arguments):
+        raise SetupError(f"{command(arguments)} needs engines, and PDLAB_RUN is {RECORDED!r}: unset it")
+    return plays
+
+
+def _light_environment(arguments: list[str]) -> None:
+    """Stay in this interpreter's environment if recorded runs can be played in it; else go on in one of ours."""
+    light = _own(LIGHT)
+    if light.runs_us:
+        light.ensure()
+    elif pins.missing(LIGHT):
+        _go_on_in(next((own for own in map(_own, FOLDERS) if own.stands), light), arguments)
+    elif not pins.registered(repo_root()):
+        # A reader's own environment: nothing is installed into it, and notebooks find the checkout all the same.
+        others = [path for path in [os.environ.get("PYTHONPATH")] if path]
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(repo_root()), *others])
 
 
 def _environment(arguments: list[str]) -> None:
@@ -145,4 +181,7 @@ commands:
 The first command that needs it sets this machine up: a virtual environment from a pinned lock (.venv, or .venv-cuda
 where an NVIDIA driver answers; --profile and $PDLAB_PROFILE choose), the system libraries under Mooncake (installed
 where you are root and have apt-get, else named), and the model. Each step shows its progress; interrupted, it goes on
-where it stopped. After set-up, `python3 -m pdlab COMMAND --help` lists a command's options."""
+where it stopped. After set-up, `python3 -m pdlab COMMAND --help` lists a command's options.
+
+With PDLAB_RUN=recorded, lab, tour, send and test play recorded runs. That takes no engine, no model and no system
+library: only a light environment, which is made too (.venv-recorded) unless one is there that will do."""

@@ -1,22 +1,32 @@
-"""A profile's virtual environment in the checkout: made once, from the lock, and brought up to a lock that changed."""
+"""A virtual environment in the checkout: made once, from a lock, and brought up to a lock that changed.
+
+There is one for each profile, with engines; and a light one without, in which recorded runs play.
+"""
 
 import importlib.util
 import platform
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from pdlab.setup import pins
 from pdlab.setup.console import Progress, SetupError
 from pdlab.setup.pip import Pip
+from pdlab.setup.profile import PROFILES
 from pdlab.setup.runner import guard, run
 
-FOLDERS = {"cpu": ".venv", "cuda": ".venv-cuda"}
-FETCHED = {"cpu": ("190 MB", "640 MB"), "cuda": ("530 MB", "3.7 GB")}  # over the network: torch, and everything else
+LIGHT = "recorded"  # in place of a profile
+FOLDERS = {"cpu": ".venv", "cuda": ".venv-cuda", LIGHT: ".venv-recorded"}
+TORCH = {"cpu": "190 MB", "cuda": "530 MB"}  # to fetch over the network…
+REST = {"cpu": "640 MB", "cuda": "3.7 GB", LIGHT: "90 MB"}  # …and everything else
+
+Step = tuple[str, Callable[[Progress], None]]  # its title, and what it does
 
 
 class Environment:
-    """The virtual environment of one profile in the checkout `repo`."""
+    """The virtual environment of one profile, or LIGHT, in the checkout `repo`."""
 
     def __init__(self, repo: Path, profile: str) -> None:
         self.repo = repo
@@ -26,6 +36,14 @@ class Environment:
         self.notes = self.folder / "pdlab"
         self.log = self.notes / "setup.log"
         self.stamp = self.notes / "stamp"  # the digest of the lock that was installed to the end
+
+    @property
+    def _engines(self) -> bool:
+        return self.profile in PROFILES
+
+    @property
+    def _pip(self) -> Pip:
+        return Pip(self.python, self.log)
 
     @property
     def sites(self) -> list[str]:
@@ -50,9 +68,12 @@ class Environment:
         """
         if self.stands:
             return
-        if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        if self._engines and (sys.platform, platform.machine()) != ("linux", "x86_64"):
             here = f"{platform.system()} on {platform.machine()}"
-            raise SetupError(f"this is {here}, pdlab's locks are for Linux on x86-64: use such a machine or container")
+            raise SetupError(
+                f"this is {here}, pdlab's engines are for Linux on x86-64: use such a machine or container, "
+                "or PDLAB_RUN=recorded, which plays recorded runs"
+            )
         with guard(self.notes / "lock", f"another set-up is at work in {self.folder}; waiting for it"):
             if not self.stands:
                 self._install()
@@ -61,18 +82,27 @@ class Environment:
         # Gone first: a lock that changes and changes back in mid-install must not look installed.
         self.stamp.unlink(missing_ok=True)
         self._sweep()
-        with Progress(f"[1/4] a Python environment in {self.folder}") as progress:
-            self._create(progress)
-        pip, (torch, rest) = Pip(self.python, self.log), FETCHED[self.profile]
-        pin = f"torch=={pins.locked(self.profile)['torch']}"
-        with Progress(f"[2/4] {pin} (about {torch} to fetch)") as progress:
-            pip.install_torch(pin, progress)
-        lock = str(pins.lock_path(self.profile))
-        with Progress(f"[3/4] vLLM, Mooncake, JupyterLab (about {rest} to fetch)") as progress:
-            pip.install("the packages of the lock", "-r", lock, progress=progress, note=self._how_far)
-        with Progress("[4/4] pdlab itself") as progress:
-            pip.install("pdlab itself", "--no-build-isolation", "-e", str(self.repo), progress=progress)
+        steps = self._steps()
+        for number, (title, act) in enumerate(steps, 1):
+            with Progress(f"[{number}/{len(steps)}] {title}") as progress:
+                act(progress)
         self.stamp.write_text(pins.lock_digest(self.profile))
+
+    def _steps(self) -> list[Step]:
+        steps: list[Step] = [(f"a Python environment in {self.folder}", self._create)]
+        packages = "vLLM, Mooncake, JupyterLab" if self._engines else "JupyterLab, what plays recorded runs, the tests"
+        if self._engines:
+            pin = f"torch=={pins.locked(self.profile)['torch']}"
+            steps.append((f"{pin} (about {TORCH[self.profile]} to fetch)", partial(self._pip.install_torch, pin)))
+        steps.append((f"{packages} (about {REST[self.profile]} to fetch)", self._install_lock))
+        return [*steps, ("pdlab itself", self._register)]
+
+    def _install_lock(self, progress: Progress) -> None:
+        lock = str(pins.lock_path(self.profile))
+        self._pip.install("the packages of the lock", "-r", lock, progress=progress, note=self._how_far)
+
+    def _register(self, progress: Progress) -> None:
+        self._pip.install("pdlab itself", "--no-build-isolation", "-e", str(self.repo), progress=progress)
 
     def _sweep(self) -> None:
         """Take out the records of packages that a killed pip hadn't finished: RECORD is what it writes last."""

