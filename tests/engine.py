@@ -1,7 +1,7 @@
 """P and D in this process, of vLLM's own classes: scheduler, connector, bootstrap server, their threads and ZMQ.
 
 Not vLLM's are only the model, whose tokens are made up, and the Transfer Engine, which copies memory. Importing this
-imports vLLM: do it in a fixture.
+imports vLLM: do it in a fixture, by `tests.helpers.engine_module`.
 """
 
 import asyncio

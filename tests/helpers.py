@@ -1,5 +1,6 @@
 """What several test files need."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pdlab.inside.tracer import Tracer
 from pdlab.lab import nanny
@@ -82,6 +84,12 @@ def tracer(side: str, folder: Path) -> tuple[Tracer, Noted]:
     trace.writer.close()
     trace.writer = noted  # type: ignore[assignment]
     return trace, noted
+
+
+def engine_module() -> Any:
+    """tests.engine, which imports vLLM. What that sets in the environment is not for processes of later tests."""
+    with mock.patch.dict(os.environ):
+        return importlib.import_module("tests.engine")
 
 
 class Zoo:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -17,7 +16,7 @@ from pdlab.inside import gates as module
 from pdlab.inside.gates import Gates
 from pdlab.inside.holds import LIMIT, Holder
 from pdlab.inside.probes import MCW
-from tests.helpers import Noted, tracer, wait_until
+from tests.helpers import Noted, engine_module, tracer, wait_until
 
 if TYPE_CHECKING:
     from tests.engine import Pair
@@ -34,7 +33,7 @@ WORKER, ENGINE = object(), "engine-P"
 
 @pytest.fixture(scope="module")
 def e() -> Any:
-    return importlib.import_module("tests.engine")
+    return engine_module()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pdlab.inside import scheduler_probes, tracer, worker_probes
 from pdlab.inside.probes import MCS, PROBES
 from pdlab.inside.tracer import Probe, Tracer
 from pdlab.trace.steps import steps_of
-from tests.helpers import Noted, wait_until
+from tests.helpers import Noted, engine_module, wait_until
 from tests.helpers import tracer as make_tracer
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ N, PROMPT = 143, range(7_000_000, 7_000_143)  # as in tests/engine.py, which onl
 
 @pytest.fixture(scope="module")
 def e() -> Any:
-    return importlib.import_module("tests.engine")
+    return engine_module()
 
 
 # That they fit the vLLM that is installed ----------------------------------------------------------------------------

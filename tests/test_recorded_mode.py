@@ -112,12 +112,12 @@ class TestRecorded:
     def test_it_says_on_stderr_that_nothing_runs(self, capsys: pytest.CaptureFixture[str]) -> None:
         pdlab.up(run="tiny")
         captured = capsys.readouterr()
-        assert captured.out == "" and captured.err == f"    0.0 s  lab      plays run {WHERE}{NOTE}\n"
+        assert captured.out == "" and captured.err == f"    0.0 s  lab      plays the run 'tiny'{NOTE}\n"
 
     def test_or_to_whom_it_is_told(self, capsys: pytest.CaptureFixture[str]) -> None:
         told: list[Any] = []
         pdlab.up(run="tiny", report=lambda *words: told.append(words))
-        assert told == [("lab", f"plays run {WHERE}{NOTE}", 0.0)] and capsys.readouterr().err == ""
+        assert told == [("lab", f"plays the run 'tiny'{NOTE}", 0.0)] and capsys.readouterr().err == ""
 
     def test_one_that_is_recorded_anew_is_read_anew(self, tmp_path: Path) -> None:
         assert pdlab.up(run="tiny").prefill.alive

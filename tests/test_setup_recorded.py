@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,14 @@ class TestWhichEnvironment:
         machine.standing, machine.absent = {".venv"}, []
         assert machine.run("lab") == []
         assert os.environ["PYTHONPATH"] == "", "pdlab is registered in it"
+
+    def test_an_old_version_does_not_meet_a_requirement(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        versions = {**dict.fromkeys(pins.wanted(LIGHT), "99"), "httpx": "0.9"}
+        found = {name: SimpleNamespace(version=version) for name, version in versions.items()}
+        monkeypatch.setattr(pins, "find", found.get)
+        assert pins.missing(LIGHT) == ["httpx>=0.28"]
+        del found["rich"]
+        assert pins.missing(LIGHT) == ["httpx>=0.28", "rich>=13"]
 
     def test_there_notebooks_find_the_checkout(self, machine: Machine) -> None:
         machine.absent, machine.registered = [], False

@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from pdlab.lab.startup import Report
 
 
-def tell(where: str, said: str, report: "Report | None") -> None:
+def tell(run: str, said: str, report: "Report | None") -> None:
     """Say that nothing runs: to `report`, in a notebook, or on stderr.
 
     Args:
-        where: which run it is.
+        run: its name.
         said: the note of everything it displays.
     """
-    words = f"plays run {where}{said}"
+    words = f"plays the run {run!r}{said}"
     if report is not None:
         report("lab", words, 0.0)
     elif in_notebook():

@@ -32,12 +32,12 @@ class Run:
 
     Attributes:
         note: what everything it displays ends with.
-        where: what an error calls it.
+        where: what an error calls it: its name and date.
         folder: in which the tape lies.
     """
 
     def __init__(self, name: str, path: Path) -> None:
-        self.folder, self.tape = path.parent, Tape.load(path)
+        self.name, self.folder, self.tape = name, path.parent, Tape.load(path)
         tape, about = self.tape, self.tape.about
         self.note, self.where = note(about), f"{name!r} of {about['when']}"
         self._decoder, self._needle = Decoder(tape.pool, tape.about), Needle(tape.calls, self.where)
@@ -298,7 +298,7 @@ def play(name: str | None, lab: str, asked: dict[str, Any], report: "Report | No
     run = _run(_last[0])
     played: RecordedLab = run.play(None, "up", {} if lab == "default" else {"name": lab})
     played.must_agree({key: value for key, value in asked.items() if value is not None})
-    tell(run.where, run.note, report)
+    tell(run.name, run.note, report)
     return played
 
 
