@@ -120,3 +120,15 @@ def test_what_cannot_be_held_is_refused_in_words(lab: Lab) -> None:
 def test_waiting_for_what_is_not_held_ends(lab: Lab) -> None:
     with lab.hold("before_write") as hold, pytest.raises(PdlabError, match="holds 0 requests, not 1"):
         hold.wait(seconds=0.2)
+
+
+def test_reset_makes_it_as_new(lab: Lab) -> None:
+    prompt = list(range(8000, 8143))
+    lab.send(prompt)
+    with lab.hold("before_write") as hold:
+        journey = lab.submit(prompt, 2)
+        hold.wait()
+        assert len(journey.decode.blocks) == 5 and journey.step(7).facts["num_computed_tokens"] == 128
+        lab.reset()  # lets it go, waits for it, and forgets
+    assert journey.wait().text
+    assert lab.send(prompt).step(7).facts["num_computed_tokens"] == 0

@@ -1,8 +1,8 @@
 """The `vllm.endpoint_plugins` entry point: what this instance is and registered, and the bytes in its KV memory.
 
-Loaded only where `VLLM_PLUGINS` names `pdlab`. It changes nothing. `GET /pdlab/instance` answers facts. KV is the
-prompt in another form, so `POST /pdlab/kv` and `POST /pdlab/kv/digests` exist only where `PDLAB_KV_TOKEN` is set, and
-answer only who knows it and is on this machine.
+Loaded only where `VLLM_PLUGINS` names `pdlab`. `GET /pdlab/instance` answers facts. KV is the prompt in another form,
+so `POST /pdlab/kv` and `POST /pdlab/kv/digests` exist only where `PDLAB_KV_TOKEN` is set, and answer only who knows it
+and is on this machine; so does `POST /pdlab/prefix_cache/reset`, the one that changes something.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ class InstanceEndpoint:
 
 
 def attach_memory(app: Any, token: str) -> None:
-    """Add the two routes that read KV memory.
+    """Add the routes that read KV memory, and the one that empties the prefix cache.
 
-    Both answer {"workers": [one answer a worker, in the order of ranks]}; a worker without that layer (of another
-    pipeline stage) answers {"error": line}, and if all do, it is a 400.
+    Those that read answer {"workers": [one answer a worker, in the order of ranks]}; a worker without that layer (of
+    another pipeline stage) answers {"error": line}, and if all do, it is a 400.
     """
 
     async def kv(request: Request) -> JSONResponse:
@@ -57,8 +57,17 @@ def attach_memory(app: Any, token: str) -> None:
         """{blocks, layers?}: `RegisteredKV.pdlab_kv_digests`."""
         return await _answer(request, token, "pdlab_kv_digests", digest_arguments)
 
+    async def reset(request: Request) -> JSONResponse:
+        """`EngineClient.reset_prefix_cache`: whether it could be, which it cannot while a request holds blocks."""
+        try:
+            admit(request, token)
+        except Refused as refused:
+            return JSONResponse({"error": refused.line}, refused.status)
+        return JSONResponse({"reset": bool(await request.app.state.pdlab_engine_client.reset_prefix_cache())})
+
     app.post("/pdlab/kv")(kv)
     app.post("/pdlab/kv/digests")(digests)
+    app.post("/pdlab/prefix_cache/reset")(reset)
 
 
 class Refused(Exception):

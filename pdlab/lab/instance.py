@@ -148,6 +148,24 @@ class Instance:
         parts = [read_digests(self.url, self.token, blocks[i : i + many], layers) for i in range(0, len(blocks), many)]
         return [[digest for part in rows for digest in part] for rows in zip(*parts, strict=True)]
 
+    def reset_prefix_cache(self) -> bool:
+        """Empty its prefix cache, of which a reader's experiment may have made what is not true.
+
+        Returns:
+            Whether it could: not while a request holds blocks.
+
+        Raises:
+            PdlabError: this engine was started elsewhere, or does not answer.
+        """
+        headers = {"Authorization": f"Bearer {self.token}"}
+        try:
+            answer = client().post(f"{self.url}/pdlab/prefix_cache/reset", headers=headers, timeout=60)
+            return bool(answer.raise_for_status().json()["reset"])
+        except httpx.HTTPError as error:
+            raise PdlabError(
+                f"{self.url} does not reset its prefix cache ({error})", "it does in a lab that pdlab.up() started"
+            ) from None
+
     def __repr__(self) -> str:
         state = "up" if self.alive else "down"
         return f"<{self.role} instance {self.url} {state}>"

@@ -2,6 +2,7 @@
 
 import secrets
 import shutil
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -111,6 +112,25 @@ class Lab:
     def held(self) -> dict[str, str]:
         """What is held now: the point, by transfer_id."""
         return {str(journey.transfer_id): journey.held for journey in self.trace() if journey.held}
+
+    def reset(self) -> None:
+        """As new: nothing is held, nothing is under way, and both prefix caches are empty.
+
+        Raises:
+            PdlabError: a request goes on holding blocks longer than an engine would wait for it.
+        """
+        if self.trace_folder is not None:
+            self.release()
+        patience = (self.settings.abort_timeout if self.settings else 60) + 10
+        deadline = time.monotonic() + patience
+        for instance in (self.prefill, self.decode):
+            while not instance.reset_prefix_cache():
+                if time.monotonic() > deadline:
+                    raise PdlabError(
+                        f"the {instance.role} instance still holds blocks after {patience} s",
+                        "start it anew: lab.down(), then pdlab.up()",
+                    )
+                time.sleep(0.1)
 
     def compare(self, journey: Journey) -> Comparison:
         """Compare every pulled block of every layer on both sides, by digest, while the request is held.

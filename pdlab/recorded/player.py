@@ -166,6 +166,10 @@ class RecordedInstance(RecordedServer):
         """Digests of blocks, [layer][block]."""
         return self._play("kv_digests", blocks, layers)
 
+    def reset_prefix_cache(self) -> bool:
+        """There is none that it could empty."""
+        return True
+
 
 class RecordedProxy(RecordedServer):
     """`lab.proxy` of a recorded run; see `pdlab.lab.proxy_server.ProxyServer`."""
@@ -247,6 +251,10 @@ class RecordedLab(Played):
     def processes(self) -> Processes:
         """The processes there were."""
         return self._play("processes")
+
+    def reset(self) -> None:
+        """Nothing is held any more; there is nothing else that it could reset."""
+        self.release()
 
     def down(self) -> None:
         """Nothing runs that it could end."""

@@ -19,10 +19,20 @@ from pdlab.recorded.codec import Encoder, Made
 from pdlab.recorded.machine import about
 from pdlab.recorded.tape import Call, Tape, path_of
 
-INSTANCE = ("bootstrap_query", "metric", "complete", "kv", "kv_digests", "alive", "healthy", "__repr__")
+INSTANCE = (
+    "bootstrap_query",
+    "metric",
+    "complete",
+    "kv",
+    "kv_digests",
+    "reset_prefix_cache",
+    "alive",
+    "healthy",
+    "__repr__",
+)
 # What is noted, by the path before its name; all else goes to the live object, and is not on the tape.
 NOTED = {
-    "": ("send", "submit", "trace", "hold", "compare", "status", "processes", "__repr__"),
+    "": ("send", "submit", "trace", "hold", "compare", "reset", "status", "processes", "__repr__"),
     "prefill.": INSTANCE,
     "decode.": INSTANCE,
     "proxy.": ("alive", "__repr__"),
