@@ -108,7 +108,8 @@ class Engine:
     def __init__(
         self, side: str, model: Path, *, blocks: int = 100, policy: str = "fail", worker: bool = False
     ) -> None:
-        self.side, self.worker, self.url = side, None, ""
+        self.side, self.url = side, ""
+        self.worker: Any = None
         init_none_hash(sha256)
         groups = [KVCacheGroupSpec([f"model.layers.{layer}.attn" for layer in range(LAYERS)], SPEC)]
         kv_config = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
@@ -169,7 +170,8 @@ class Engine:
                 "finished_sending": results.finished_sending, "finished_recving": results.finished_recving,
                 "invalid_block_ids": self.worker.get_block_ids_with_load_errors(),
             }  # fmt: skip
-        ids, sampled = list(output.num_scheduled_tokens), []
+        ids: list[str] = list(output.num_scheduled_tokens)
+        sampled: list[list[int]] = []
         for request_id in ids:
             request = self.scheduler.requests[request_id]
             whole = request.num_computed_tokens >= request.num_tokens
@@ -291,7 +293,11 @@ def probed(traces: dict[str, Tracer]) -> Iterator[None]:
     def on_its_side(look: Callable[..., Seen], any_trace: Tracer, subject: Any, *args: Any, **kwargs: Any) -> Seen:
         yield from look(traces[subject.side], subject, *args, **kwargs)
 
+    def failed(probe: str, error: BaseException) -> None:
+        for trace in traces.values():
+            trace.failed(probe, error)
+
     probes = [Probe(p.symbol, p.event, functools.partial(on_its_side, p.look), p.captures) for p in PROBES]
     with unwrapped_after(probe.symbol for probe in probes):
-        next(iter(traces.values())).install(probes)
+        Tracer.install(SimpleNamespace(failed=failed), probes)  # type: ignore[arg-type]
         yield

@@ -257,6 +257,7 @@ def test_other_files_are_left_alone(folder: Path, holder: Callable[..., Holder])
         (folder / name).write_text(line)
     (folder / f"{POINT}.folder.json").mkdir()
     (folder / f"{POINT}.gone.json").symlink_to("nowhere")
+    holder("r", point=f"{POINT}x")
     assert find(folder, POINT, "r") is None
     before = {path.name for path in folder.iterdir()}
     mine = holder("r")

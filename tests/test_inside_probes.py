@@ -349,7 +349,7 @@ def test_while_there_is_no_room_one_refusal_is_noted(e: Any, traces: dict[str, A
 def test_ten_thousand_requests_leave_nothing_behind(side: str, e: Any, traces: dict[str, Any]) -> None:
     trace, noted = traces[side]
     engine = e.Engine(side, traces["folder"] / "model")
-    noted.note = lambda event: None  # type: ignore[method-assign]
+    noted.note = lambda event: None
     for first in range(0, 10_000, 16):
         ids = {f"r{number}" for number in range(first, first + 16)}
         for request_id in ids:
@@ -370,9 +370,9 @@ def test_what_a_worker_remembers_takes_no_room_from_the_scheduler(
     monkeypatch.setattr(tracer, "FOLLOWED_LIMIT", 20)
     engine, trace, noted = p
     for number in range(100):
-        engine.add(f"p{number}", range(5), e.for_p(f"xfer-{number}"))
         message = xfer_metadata(e, {f"d{number}": (f"xfer-{number}", [[1]])})
         worker_probes.pull_received(trace, message, 100)
+        engine.add(f"p{number}", range(5), e.for_p(f"xfer-{number}"))
         engine.step()
         engine.step(finished_sending={f"p{number}"})
     assert [event.transfers for event in noted.named("blocks.freed")] == [(f"xfer-{n}",) for n in range(100)]

@@ -241,6 +241,30 @@ def test_a_client_that_leaves_closes_both_halves(stream: bool, trace: Watched) -
     trace(test)
 
 
+def test_a_half_that_is_closed_twice_is_noted_once(trace: Watched) -> None:
+    async def test(bench: Bench) -> None:
+        bench.p.plays(asyncio.Event())
+        bench.d.plays(asyncio.Event())
+        waiting = asyncio.create_task(bench.post())
+        await asyncio.gather(bench.p.arrived.wait(), bench.d.arrived.wait())
+        waiting.cancel()
+        await asyncio.gather(bench.p.left.wait(), bench.d.left.wait())
+        await asyncio.gather(*(half.close() for half in halves))  # as the proxy does where it is shutting down too
+        for role in HALVES.values():
+            await trace.until(role, "half.sent", "half.closed")
+        await asyncio.sleep(0.1)
+        assert len(halves) == 2 and len(trace.events) == 4
+
+    halves: list[Half] = []
+    make = watched(trace.folder)
+
+    def make_half(*args: Any) -> Half:
+        halves.append(make(*args))
+        return halves[-1]
+
+    serves(make_half=make_half)(test)()
+
+
 # Held ----------------------------------------------------------------------------------------------------------------
 
 

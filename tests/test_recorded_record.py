@@ -210,6 +210,14 @@ def test_a_scene_fails_where_its_step_never_comes(tmp_path: Path, monkeypatch: p
         scenes.p_first(lab)
 
 
+def test_a_scene_fails_where_the_proxy_takes_what_it_should_refuse(tmp_path: Path) -> None:
+    lab: Any = FakeLab(tmp_path / "trace", "plain")
+    send = lab.send
+    lab.send = lambda prompt, n: send(prompt)
+    with pytest.raises(PdlabError, match="took a request for two answers"):
+        scenes.refused(lab)
+
+
 class TestMachine:
     def test_about(self, tmp_path: Path) -> None:
         about = machine.about(FakeLab(tmp_path))  # type: ignore[arg-type]
