@@ -42,6 +42,7 @@ READY = """(name) => {
   return !!shown?.context?.isReady && shown.context.path.endsWith(name)
     && shown.sessionContext?.session?.kernel?.status === "idle";
 }"""
+NO_SPLASH = "document.getElementById('jupyterlab-splash') === null"
 IDLE = """() => {
   const shown = window.jupyterapp.shell.currentWidget;
   return shown.sessionContext.session?.kernel?.status === "idle"
@@ -74,7 +75,7 @@ def page_of(browser: Any, **options: Any) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 1280, "height": 1000}, reduced_motion="reduce", **options)
     context.set_default_timeout(30_000)
     page, errors = context.new_page(), []
-    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("pageerror", lambda error: errors.append(error.stack or str(error)))
     try:
         yield page
         assert not errors, errors
@@ -199,7 +200,9 @@ class LabPage:
         return "\n".join(self.cell(index).locator(".jp-OutputArea-output").all_inner_texts())
 
     def theme(self, name: str) -> None:
-        """ "light" or "dark"."""
+        """Change JupyterLab's theme: "light" or "dark"."""
+        # JupyterLab shows its splash over a change, and takes it away twice, which raises, if the next comes too soon.
+        self.page.wait_for_function(NO_SPLASH)
         self.command("apputils:change-theme", theme=THEMES[name])
         wanted = json.dumps(str(name == "light").lower())
         self.page.wait_for_function(f"document.body.dataset.jpThemeLight === {wanted}")

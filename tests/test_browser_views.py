@@ -10,7 +10,7 @@ from pdlab.trace.trace import Trace
 from pdlab.views.figure import Figure
 from pdlab.views.picture import THEME
 from pdlab.views.sequence import sequence
-from pdlab.views.timeline import LEFT, LOOKS, Canvas, Timeline
+from pdlab.views.timeline import LEFT, LOOKS, Timeline
 from tests.browser import LabPage, bare, chromium, jupyterlab, opened, write_notebook
 from tests.traces import EVERY, JOURNEYS, WHOLE, recorded_journey, recorded_trace
 
@@ -303,12 +303,3 @@ def test_a_timeline_comes_through_the_kernel_s_connection(browser: Any, address:
         lab.page.get_by_role("button", name="Perfetto").click()
         lab.cell(0).get_by_text(f"saved {path}").wait_for()
         assert path.exists()
-
-
-def test_a_canvas_has_a_trait_a_column() -> None:
-    shown = Timeline(recorded_trace())
-    assert {name: len(getattr(shown.canvas, name)) for name in shown.columns.as_bytes()} == {
-        "starts": 8 * len(shown.columns), "ends": 8 * len(shown.columns), "lanes": 2 * len(shown.columns),
-        "rows": 2 * len(shown.columns), "kinds": len(shown.columns), "requests": 4 * len(shown.columns),
-    }  # fmt: skip
-    assert isinstance(shown.canvas, Canvas)

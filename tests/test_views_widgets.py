@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ipywidgets
@@ -267,9 +268,8 @@ class FakeHold:
 
 
 class FakeLab:
-    trace_folder: Path | None = None
-
     def __init__(self) -> None:
+        self.proxy = SimpleNamespace(process=SimpleNamespace(alive=True))
         self.there: dict[str, str] = {}
         self.asked: list[str] = []
         self.looks = 0
@@ -313,12 +313,10 @@ def test_the_panel_sees_by_itself_who_is_held_until_it_is_closed() -> None:
     wait_until(lambda: not watchers(), "the thread's end")
 
 
-def test_the_panel_stops_when_the_lab_is_down(tmp_path: Path) -> None:
+def test_the_panel_stops_when_the_lab_is_down() -> None:
     lab = FakeLab()
-    lab.trace_folder = tmp_path / "trace"
-    lab.trace_folder.mkdir()
     panel = panel_of(lab)
-    lab.trace_folder.rmdir()
+    lab.proxy.process.alive = False
     wait_until(lambda: "the lab is down" in words_of(panel))
     wait_until(lambda: not watchers(), "the thread's end")
 
