@@ -96,15 +96,15 @@ class TestFigure:
             assert page.evaluate("model.listening()") == 0
 
 
-def place_of(shown: Timeline, look: str, request: int) -> tuple[float, float]:
-    """The middle of an item, in CSS pixels of the canvas, where all of it is in sight."""
+def place_of(shown: Timeline, look: str, request: int, width: float | None = None) -> tuple[float, float]:
+    """The middle of an item, in CSS pixels of a canvas of that width, where all of it is in sight."""
     columns, place = shown.columns, shown.canvas.place
     [item] = [
         item for item, kind in enumerate(columns.kinds)
         if LOOKS[kind].name == look and columns.requests[item] == request
     ]  # fmt: skip
     lane, kind = place["lanes"][columns.lanes[item]], LOOKS[columns.kinds[item]]
-    scale = (place["width"] - LEFT) / (1.03 * columns.end)
+    scale = ((width or place["width"]) - LEFT) / (1.03 * columns.end)
     middle = (columns.starts[item] + columns.ends[item]) / 2
     x = LEFT + (middle + 0.01 * columns.end) * scale
     return x, lane["top"] + lane["row"] * (columns.rows[item] + kind.top + kind.height / 2)
@@ -212,6 +212,12 @@ class TestTimeline:
         everything = redrawn(page, lambda: page.keyboard.press("0"))
         assert everything["from"] == pytest.approx(-0.01 * shown.columns.end)
 
+    def test_a_narrower_page_has_all_of_it(self, page: Any, shown: Timeline) -> None:
+        redrawn(page, lambda: page.set_viewport_size({"width": 700, "height": 1000}))
+        width = page.locator("canvas").bounding_box()["width"]
+        assert 600 < width < 700
+        assert page.evaluate(PIXEL, place_of(shown, "D decodes", 0, width)) == rgb("D")
+
     def test_an_empty_trace_is_shown_as_one(self, browser: Any) -> None:
         with bare(browser, Timeline(Trace([], [])).canvas) as page:
             assert page.locator(".pdlab-timeline").get_attribute("aria-label") == "timeline of 0 requests, 0 actors"
@@ -290,9 +296,11 @@ def test_a_timeline_comes_through_the_kernel_s_connection(browser: Any, address:
         lab.run_all()
         lab.page.wait_for_function(f"document.querySelector('.pdlab-timeline') && {DRAWN} >= 2")
         here = Timeline(recorded_trace())
-        x, y = place_of(here, "D decodes", 3)
-        lab.page.locator("canvas").last.scroll_into_view_if_needed()
-        lab.cell(0).locator(".pdlab-timeline canvas").click(position={"x": x, "y": y})
+        canvas = lab.cell(0).locator(".pdlab-timeline canvas")
+        width = canvas.bounding_box()["width"]
+        assert width < here.width  # as wide as the page has room for
+        x, y = place_of(here, "D decodes", 3, width)
+        canvas.click(position={"x": x, "y": y})
         assert lab.value("[shown.canvas.chosen, shown.journey.request_id]") == [3, here.trace[3].request_id]
         before = lab.page.evaluate(DRAWN)
         assert lab.value("shown.show(read(Path()))") is None

@@ -35,8 +35,8 @@ def fragmented(journey: Journey, to: list[int]) -> Journey:
 
 @pytest.mark.parametrize("name", ["plain", "p_first"])
 def test_line(name: str) -> None:
-    assert memory(saved(name)).line == "memory of layer 0: 5 blocks in 1 descriptor, 49,152 bytes each"
-    assert memory(saved("partial_hit"), 3).line == "memory of layer 3: 1 block in 1 descriptor, 49,152 bytes each"
+    assert memory(saved(name)).line == "memory of layer 0: 5 blocks, 49,152 bytes each"
+    assert memory(saved("partial_hit"), 3).line == "memory of layer 3: 1 block, 49,152 bytes each"
 
 
 def test_planned_is_soft_and_written_is_solid() -> None:
@@ -86,7 +86,7 @@ def test_a_descriptor_for_each_block_where_they_lie_apart() -> None:
     journey = fragmented(saved("plain"), [6, 2, 9])
     picture = memory(journey, chosen=1)
     written = place(journey, 15)
-    assert picture.line == "memory of layer 0: 3 blocks in 3 descriptors, 49,152 bytes each"
+    assert picture.line == "memory of layer 0: 3 blocks, 49,152 bytes each"
     assert [s.name for s in ranges(picture, written)] == [f"descriptor {i}" for i in (0, 0, 1, 1, 2, 2)]
     write = journey.writes[1]
     assert f"0x{write.destination_base:x} + 2 × 49,152 = 0x{write.destination_address:x}" in labels(picture, written)

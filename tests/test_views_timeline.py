@@ -4,6 +4,7 @@ import io
 import json
 from array import array
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ class TestColumns:
         assert all(len(of) == 1 for of in rows.values())
         for of_row in spans.values():
             bounds = sorted((min(times), max(times)) for times in of_row.values())
-            assert all(before[1] < after[0] for before, after in zip(bounds, bounds[1:], strict=False))
+            assert all(before[1] < after[0] for before, after in pairwise(bounds))
 
     def test_there_are_as_many_rows_as_requests_overlap(self, shown: Columns) -> None:
         assert shown.depths == [len(AT_ONCE)] * len(ACTORS)
@@ -71,7 +72,7 @@ def test_lanes_are_below_each_other_and_fit_on_a_screen() -> None:
     for depths in ([1] * 5, [6, 6, 6, 6, 6], [400, 0, 30, 900, 1]):
         places = placed(depths)
         assert [place.name for place in places] == list(ACTORS)
-        assert all(a.top + a.height < b.top for a, b in zip(places, places[1:], strict=False))
+        assert all(a.top + a.height < b.top for a, b in pairwise(places))
         assert all(place.row * place.depth <= place.height + 0.1 and place.row <= ROW for place in places)
         assert sum(place.height for place in places) <= ROWS + 5 * 20
 
@@ -92,7 +93,7 @@ class TestTimeline:
         whole = picture(timeline.columns, 700)
         boxes = [shape.at for shape in whole.shapes if shape.kind == "rect"]
         assert len(boxes) > 200
-        assert all(LEFT <= x and x + width <= 700 and y + height <= whole.height for x, y, width, height in boxes)
+        assert all(x >= LEFT and x + width <= 700 and y + height <= whole.height for x, y, width, height in boxes)
 
     def test_the_button_saves_it_and_says_where(self, timeline: Timeline) -> None:
         timeline.button.click()

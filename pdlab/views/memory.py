@@ -154,9 +154,9 @@ def _cells(picture: Picture, layers: list[int], shown: int) -> None:
 
 
 def _line(layer: int, writes: list[Write]) -> str:
+    # Without the number of descriptors: that depends on how the free lists lie at the moment.
     if not writes:
         return f"memory of layer {layer}: nothing planned to be written yet"
     count = sum(len(write.source_blocks) for write in writes)
     blocks = "1 block" if count == 1 else f"{count:,} blocks"
-    descriptors = "1 descriptor" if len(writes) == 1 else f"{len(writes):,} descriptors"
-    return f"memory of layer {layer}: {blocks} in {descriptors}, {sum(w.length for w in writes) // count:,} bytes each"
+    return f"memory of layer {layer}: {blocks}, {sum(w.length for w in writes) // count:,} bytes each"

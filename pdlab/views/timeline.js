@@ -6,6 +6,7 @@ const COLUMNS = {
 };
 const ROLES = ["proxy", "P", "D", "text", "muted", "line", "ground"];
 const MARK = 2; // how wide a step is, in pixels
+const NARROWEST = 400;
 const REACH = 3; // how far from an item the pointer may be, in pixels
 const FONT = '"DejaVu Sans", ui-sans-serif, "Segoe UI", sans-serif';
 
@@ -88,13 +89,22 @@ class Painter {
   }
 
   take(data) {
-    const { width, height } = data.place;
-    const dense = window.devicePixelRatio || 1;
-    [this.canvas.width, this.canvas.height] = [width * dense, height * dense];
-    [this.canvas.style.width, this.canvas.style.height] = [`${width}px`, `${height}px`];
-    this.context.setTransform(dense, 0, 0, dense, 0, 0);
     this.data = data;
+    this.resize();
     this.all();
+  }
+
+  // As wide as the page has room for, up to what was asked for. Whether that changed anything.
+  resize() {
+    const { width, height } = this.data.place;
+    const fitting = Math.min(width, Math.max(this.root.clientWidth || width, NARROWEST));
+    const dense = window.devicePixelRatio || 1;
+    if (fitting === this.width && this.canvas.height === Math.round(height * dense)) return false;
+    this.width = fitting;
+    [this.canvas.width, this.canvas.height] = [Math.round(fitting * dense), Math.round(height * dense)];
+    [this.canvas.style.width, this.canvas.style.height] = [`${fitting}px`, `${height}px`];
+    this.context.setTransform(dense, 0, 0, dense, 0, 0);
+    return true;
   }
 
   recolour() {
@@ -110,7 +120,7 @@ class Painter {
   }
 
   get scale() {
-    return (this.data.place.width - this.data.place.left) / (this.to - this.from);
+    return (this.width - this.data.place.left) / (this.to - this.from);
   }
 
   x(time) {
@@ -125,7 +135,7 @@ class Painter {
     const whole = (this.data.place.end || 1e-3) * 1.5;
     const span = Math.min(Math.max((this.to - this.from) * factor, 1e-6), whole);
     const at = this.time(x);
-    this.from = at - (span * (x - this.data.place.left)) / (this.data.place.width - this.data.place.left);
+    this.from = at - (span * (x - this.data.place.left)) / (this.width - this.data.place.left);
     this.to = this.from + span;
     this.keep();
   }
@@ -163,7 +173,8 @@ class Painter {
   // Painting -------------------------------------------------------------------------------------------------------
 
   paint() {
-    const { width, height, left } = this.data.place;
+    const { height, left } = this.data.place;
+    const { width } = this;
     const pen = this.context;
     pen.globalAlpha = 1;
     pen.fillStyle = this.colours.ground;
@@ -180,7 +191,8 @@ class Painter {
   }
 
   axis() {
-    const { width, height, left, axis } = this.data.place;
+    const { height, left, axis } = this.data.place;
+    const { width } = this;
     const step = spacing(90 / this.scale);
     const pen = this.context;
     pen.font = `11px ${FONT}`;
@@ -197,7 +209,8 @@ class Painter {
   }
 
   lanes() {
-    const { width, lanes } = this.data.place;
+    const { lanes } = this.data.place;
+    const { width } = this;
     const pen = this.context;
     pen.textAlign = "start";
     pen.font = `600 12px ${FONT}`;
@@ -352,7 +365,7 @@ function render({ model, el }) {
     soon();
   }
 
-  const middle = () => (painter.data.place.left + painter.data.place.width) / 2;
+  const middle = () => (painter.data.place.left + painter.width) / 2;
   const KEYS = {
     "+": () => painter.zoom(0.7, middle()), "=": () => painter.zoom(0.7, middle()),
     "-": () => painter.zoom(1 / 0.7, middle()), "_": () => painter.zoom(1 / 0.7, middle()),
@@ -406,15 +419,18 @@ function render({ model, el }) {
   themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
   const system = matchMedia("(prefers-color-scheme: dark)");
   system.addEventListener("change", recolour);
+  const sizes = new ResizeObserver(() => painter.resize() && soon());
   model.on("change:revision", take);
   model.on("change:chosen", choose);
   painter.recolour();
   take();
   // Where the style sheet comes after the module, the colours are there only now.
   requestAnimationFrame(recolour);
+  sizes.observe(root);
   return () => {
     cancelAnimationFrame(waiting);
     themes.disconnect();
+    sizes.disconnect();
     system.removeEventListener("change", recolour);
     model.off("change:revision", take);
     model.off("change:chosen", choose);

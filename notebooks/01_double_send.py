@@ -1,0 +1,162 @@
+# Written by notebooks/paired.py from the notebook of the same name: edit that one.
+# ruff: noqa
+
+# %% [markdown]
+# # 01 · Double send
+#
+# **The question of this chapter:** what exactly does the proxy send, to whom, and what does it wait for?
+#
+# Slides draw an arrow from the client to P and another from P to D, as if P handed the request on. It does not. Look.
+
+# %%
+import pdlab
+from pdlab import views
+
+lab = pdlab.up(run="01_double_send")
+prompt = list(range(1000, 1143))    # 143 token ids: a prompt without any words to distract
+
+# %% [markdown]
+# ## Predict
+
+# %%
+views.predict(
+    "You send one request to the proxy. How many HTTP requests leave it, and when?",
+    ["one, to P, which calls D", "two, one after the other: D's when P has answered", "two at once", "two at once, and D's again when P is done"],
+    answer="two at once",
+    because="Both leave in the same moment. D knows by itself when its KV is there: it asks P for it.",
+)
+
+# %% [markdown]
+# ## Run
+#
+# One request, and its journey: all that happened to it in five places.
+
+# %%
+journey = lab.send(prompt, max_tokens=6, fresh=True)
+journey
+
+# %% [markdown]
+# ## Look
+#
+# Step by step: ◀ ▶, the arrow keys, or the numbers in the diagram. For this chapter, the first steps count.
+
+# %%
+steps = views.stepper(journey)
+diagram = views.sequence_view(journey)
+steps.follow(diagram)
+steps
+
+# %%
+diagram
+
+# %% [markdown]
+# What the two halves say, less the prompt, which is the same in both:
+
+# %%
+halves = {half.facts["role"]: half.facts for half in journey.of("half.sent")}
+for role, half in halves.items():
+    print(role)
+    for name in ("max_tokens", "stream", "ignore_eos"):
+        print(f"   {name:<22} {half[name]}")
+    for name, value in half["kv_transfer_params"].items():
+        print(f"   {name:<22} {value}")
+
+# %%
+p, d = halves["prefill"], halves["decode"]
+assert p["kv_transfer_params"]["do_remote_decode"] and not p["kv_transfer_params"]["do_remote_prefill"]
+assert d["kv_transfer_params"]["do_remote_prefill"] and not d["kv_transfer_params"]["do_remote_decode"]
+assert p["kv_transfer_params"]["transfer_id"] == d["kv_transfer_params"]["transfer_id"]
+assert (p["max_tokens"], d["max_tokens"]) == (1, 6)
+"the same transfer_id; opposite flags; P is to make one token"
+
+# %% [markdown]
+# Read the flags from the engine's point of view. `do_remote_decode`, to P: *somebody else decodes this, so keep its KV for
+# them.* `do_remote_prefill`, to D: *somebody else prefills this, so get its KV from them*, and there it says from whom.
+#
+# P must make one token: an engine has no other way to say "prefill only". `ignore_eos` is pdlab's own addition: if that one
+# token were an end-of-sequence token, P's request would end by a *stop*, and stock vLLM sends KV only of requests that
+# ended by their *length* (chapter 06).
+#
+# ### Nobody waits for P's answer
+
+# %%
+noted = [event for event in journey.events if event.name in ("half.sent", "half.answered")]
+order = [f"{event.facts['role']} {event.name.removeprefix('half.')}" for event in noted]
+assert order[:2] == ["prefill sent", "decode sent"]
+order[:2]
+
+# %% [markdown]
+# Both left before anything was answered. And P's answer? It has one token, made of the very same prompt; and it is thrown
+# away. The client's first token is D's.
+
+# %%
+(of_p,), (of_d,) = journey.of("token.first", "P scheduler"), journey.of("token.first", "D scheduler")
+assert of_p.facts["status"] == "FINISHED_LENGTH_CAPPED"
+assert of_p.time < of_d.time
+print(f"P made {of_p.facts['num_output_tokens']} token, before D had its first; the client has {len(journey.token_ids)}, all of D's")
+
+# %% [markdown]
+# ## Break it
+#
+# Hold P's half in the proxy, so that P does not even know of the request. **Predict:** how far does D come?
+
+# %%
+with lab.hold("before_prefill_send") as hold:
+    late = lab.submit(prompt, max_tokens=6, fresh=True)
+    hold.wait()
+    while not {9, 13} <= {step.number for step in late.steps}:
+        late.refresh()
+    print("P:", late.prefill.moments or "knows nothing")
+    print("D:", late.decode.moments[-1].status, "with", len(late.decode.blocks), "blocks")
+late.wait()
+assert late.token_ids == journey.token_ids
+late.token_ids == journey.token_ids
+
+# %% [markdown]
+# As far as it can: D allocated its blocks, parked the request and even sent its pull to P, where it waited for a request
+# that was not there yet. Then P's half came, and the answer is the same. Nothing depends on who is first.
+#
+# And a client that meddles, with flags of its own? Two such combinations would kill a stock engine (chapter 06). The proxy
+# drops them:
+
+# %%
+mine = lab.send(prompt, max_tokens=6, fresh=True, kv_transfer_params={"do_remote_decode": True})
+assert mine.token_ids == journey.token_ids
+mine.of("half.sent")[0].facts["kv_transfer_params"]["transfer_id"] == mine.transfer_id
+
+# %% [markdown]
+# ### What the client sees
+#
+# The headers of an answer name the transfer; the body is D's, as it comes. If a half fails, the client hears which hop it
+# was:
+
+# %% tags=["raises-exception"]
+lab.send(prompt, n=2)
+
+# %% [markdown]
+# ## The proxy's own code
+#
+# `pdlab/lab/proxy.py` is about three hundred lines, and written to be read. `Proxy.double_send` is the whole of this
+# chapter: read a body, choose P and D, make a `transfer_id`, send twice, wait for D's first chunk.
+
+# %%
+views.source_view(journey)
+
+# %% [markdown]
+# ## In an interview
+#
+# > *What does the proxy do in vLLM's P/D?* It sends every request twice, at once: to P with `do_remote_decode` and
+# > `max_tokens=1`, to D with `do_remote_prefill` and P's engine id and bootstrap address, both with one fresh
+# > `transfer_id`. It streams D's answer and never waits for P's: D finds out by itself when its KV is there. KV never goes
+# > through the proxy.
+# >
+# > *Why does P generate a token?* An engine cannot be asked for none. It is thrown away.
+#
+# | step | where |
+# |---|---|
+# | 1 the proxy sends both halves | `pdlab.lab.proxy:Proxy.double_send`, `pdlab.lab.bodies` |
+# | 2 each engine takes its half | `Scheduler.add_request` |
+# | 5 P is finished | `MooncakeConnectorScheduler.request_finished` |
+
+# %%
+lab.reset()    # as you found it: for the next reader, or the next run
