@@ -75,7 +75,7 @@ regions = lab.decode.registered_kv["regions"]
 assert len(regions) == lab.decode.facts["layers"]
 assert len({region["base_addr"] for region in regions}) == len(regions)
 assert [r["block_len"] for r in regions] == [r["block_len"] for r in lab.prefill.registered_kv["regions"]]
-"one region per layer, all at different addresses, blocks of equal length on both sides" 
+"one region per layer, all at different addresses, blocks of equal length on both sides"
 
 # %% [markdown]
 # ### Who can find whom
@@ -104,7 +104,7 @@ def counted_as_transferred():
 
 
 before = counted_as_transferred()
-journey = lab.send(prompt, max_tokens=12, fresh=True)    # fresh: no prefix cache knows it
+journey = lab.send(prompt, max_tokens=12, fresh=True)  # fresh: no prefix cache knows it
 journey
 
 # %% [markdown]
@@ -141,7 +141,7 @@ moved
 
 # %%
 assert moved["bytes"] == moved["regions"] * moved["blocks"] * moved["block_bytes"]
-assert moved["blocks"] == -(-N // lab.decode.registered_kv["block_size"])    # rounded up
+assert moved["blocks"] == -(-N // lab.decode.registered_kv["block_size"])  # rounded up
 assert moved["regions"] == len(regions)
 "whole blocks, the same number in every region"
 
@@ -165,7 +165,7 @@ lab.send(prompt, n=2)
 
 # %%
 assert lab.prefill.metric("vllm:prompt_tokens_total") == computed_by_p
-lab.send(prompt, max_tokens=12).token_ids == journey.token_ids     # nothing is broken
+lab.send(prompt, max_tokens=12).token_ids == journey.token_ids  # nothing is broken
 
 # %% [markdown]
 # ## In an interview

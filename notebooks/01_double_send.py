@@ -13,7 +13,7 @@ import pdlab
 from pdlab import views
 
 lab = pdlab.up(run="01_double_send")
-prompt = list(range(1000, 1143))    # 143 token ids: a prompt without any words to distract
+prompt = list(range(1000, 1143))  # 143 token ids: a prompt without any words to distract
 
 # %% [markdown]
 # ## Predict
@@ -21,7 +21,12 @@ prompt = list(range(1000, 1143))    # 143 token ids: a prompt without any words 
 # %%
 views.predict(
     "You send one request to the proxy. How many HTTP requests leave it, and when?",
-    ["one, to P, which calls D", "two, one after the other: D's when P has answered", "two at once", "two at once, and D's again when P is done"],
+    [
+        "one, to P, which calls D",
+        "two, one after the other: D's when P has answered",
+        "two at once",
+        "two at once, and D's again when P is done",
+    ],
     answer="two at once",
     because="Both leave in the same moment. D knows by itself when its KV is there: it asks P for it.",
 )
@@ -93,7 +98,9 @@ order[:2]
 (of_p,), (of_d,) = journey.of("token.first", "P scheduler"), journey.of("token.first", "D scheduler")
 assert of_p.facts["status"] == "FINISHED_LENGTH_CAPPED"
 assert of_p.time < of_d.time
-print(f"P made {of_p.facts['num_output_tokens']} token, before D had its first; the client has {len(journey.token_ids)}, all of D's")
+print(
+    f"P made {of_p.facts['num_output_tokens']} token, before D had its first; the client has {len(journey.token_ids)}, all of D's"
+)
 
 # %% [markdown]
 # ## Break it
@@ -159,4 +166,4 @@ views.source_view(journey)
 # | 5 P is finished | `MooncakeConnectorScheduler.request_finished` |
 
 # %%
-lab.reset()    # as you found it: for the next reader, or the next run
+lab.reset()  # as you found it: for the next reader, or the next run

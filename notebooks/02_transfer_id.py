@@ -22,7 +22,12 @@ journey
 # %%
 views.predict(
     "The proxy gives both halves the same X-Request-Id. Why is that not enough to match them?",
-    ["it is enough", "each engine adds a suffix of its own", "HTTP headers do not reach the scheduler", "request ids may repeat"],
+    [
+        "it is enough",
+        "each engine adds a suffix of its own",
+        "HTTP headers do not reach the scheduler",
+        "request ids may repeat",
+    ],
     answer="each engine adds a suffix of its own",
     because="Each engine appends eight random hex digits to every request id, so that ids are unique within it.",
 )
@@ -34,7 +39,9 @@ views.predict(
 p, d = journey.prefill.request_id, journey.decode.request_id
 assert journey.request_id in p and journey.request_id in d
 assert p != d and p[:-8] == d[:-8]
-assert {event.facts["kv_transfer_params"]["transfer_id"] for event in journey.of("request.added")} == {journey.transfer_id}
+assert {event.facts["kv_transfer_params"]["transfer_id"] for event in journey.of("request.added")} == {
+    journey.transfer_id
+}
 "the same up to the last eight characters"
 
 # %% [markdown]
@@ -70,7 +77,9 @@ def until(journey, step):
 
 
 def show(entry):
-    return "nothing" if entry is None else f"request {'known' if entry['p_req_id'] else 'unknown'}, ready={entry['ready']}"
+    return (
+        "nothing" if entry is None else f"request {'known' if entry['p_req_id'] else 'unknown'}, ready={entry['ready']}"
+    )
 
 
 with lab.hold("before_prefill_send") as hold:
@@ -92,7 +101,12 @@ with lab.hold("before_decode_send") as hold:
     until(p_first, 6)
 p_first.wait()
 print("when P was scheduled, the table had:      ", show(p_first.step(4).facts["before"]))
-print("when the pull came, P had the transfer_id:", p_first.step(13).facts["known"], "and was ready:", p_first.step(13).facts["ready"])
+print(
+    "when the pull came, P had the transfer_id:",
+    p_first.step(13).facts["known"],
+    "and was ready:",
+    p_first.step(13).facts["ready"],
+)
 
 # %%
 assert not d_first.step(13).facts["known"] and d_first.step(4).facts["before"]["p_req_id"] == ""
@@ -116,7 +130,9 @@ views.sequence_view(d_first)
 # %%
 message = journey.of("pull.received")[0].facts
 for name, value in message["fields"].items():
-    print(f"{name:<28} {type(value).__name__}{f' of {len(value)}' if hasattr(value, '__len__') and not isinstance(value, str) else ''}")
+    print(
+        f"{name:<28} {type(value).__name__}{f' of {len(value)}' if hasattr(value, '__len__') and not isinstance(value, str) else ''}"
+    )
 
 # %%
 fields = message["fields"]

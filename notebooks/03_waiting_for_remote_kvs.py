@@ -15,7 +15,7 @@ from pdlab import views
 
 lab = pdlab.up(run="03_waiting_for_remote_kvs")
 prompt = list(range(1000, 1143))
-alone = lab.decode.complete(prompt, max_tokens=6)    # the right answer, by D alone
+alone = lab.decode.complete(prompt, max_tokens=6)  # the right answer, by D alone
 
 # %% [markdown]
 # ## Predict
@@ -23,7 +23,12 @@ alone = lab.decode.complete(prompt, max_tokens=6)    # the right answer, by D al
 # %%
 views.predict(
     "A request waits for its KV. Which of these is true on D?",
-    ["it is in the running queue, with 0 tokens", "it is in no queue", "it owns its blocks, but is not running", "it owns no blocks yet"],
+    [
+        "it is in the running queue, with 0 tokens",
+        "it is in no queue",
+        "it owns its blocks, but is not running",
+        "it owns no blocks yet",
+    ],
     answer="it owns its blocks, but is not running",
     because="P can only write into blocks that are D's to give. So they are allocated first; the request is parked with them.",
 )
@@ -50,7 +55,12 @@ print("status               ", moment.status)
 print("queue                ", moment.queue)
 print("tokens scheduled     ", moment.scheduled_tokens)
 print("num_computed_tokens  ", moment.computed_tokens)
-print("blocks               ", len(journey.decode.blocks), "of which hashed:", sum(b.hashed for b in journey.decode.blocks))
+print(
+    "blocks               ",
+    len(journey.decode.blocks),
+    "of which hashed:",
+    sum(b.hashed for b in journey.decode.blocks),
+)
 
 # %%
 assert moment.status == "WAITING_FOR_REMOTE_KVS" and moment.queue == "kv_holding_waiting"
@@ -103,7 +113,10 @@ views.status_view(journey)
 # %%
 allocation = journey.step(8).facts
 print("skip_zeroing_group_ids:", allocation["skip_zeroing_group_ids"])
-print("blocks to zero, in any step:", [e.facts["new_block_ids_to_zero"] for e in journey.of("scheduled") if e.facts["new_block_ids_to_zero"]])
+print(
+    "blocks to zero, in any step:",
+    [e.facts["new_block_ids_to_zero"] for e in journey.of("scheduled") if e.facts["new_block_ids_to_zero"]],
+)
 
 # %% [markdown]
 # It asked, and there was nothing to ask for: only caches of Mamba layers, or of mixed precision, are zeroed at all
@@ -135,7 +148,7 @@ with small.hold("before_decode_send") as hold:
     load = small.submit(list(range(1000, 1160)), max_tokens=2, fresh=True)
     hold.wait()
     local.start()
-    time.sleep(0.3)    # D has begun with its own prompt
+    time.sleep(0.3)  # D has begun with its own prompt
 load.wait()
 local.join()
 

@@ -12,7 +12,7 @@ from pdlab import views
 
 lab = pdlab.up(run="04_rdma_write")
 prompt = list(range(1000, 1143))
-for number in range(3):    # so that P and D hand out different blocks
+for number in range(3):  # so that P and D hand out different blocks
     lab.prefill.complete(f"{number}: {'something else to read, ' * 20}", max_tokens=2)
 
 # %% [markdown]
@@ -21,7 +21,12 @@ for number in range(3):    # so that P and D hand out different blocks
 # %%
 views.predict(
     "Who moves the KV?",
-    ["D reads it from P's memory", "P writes it into D's memory", "the proxy copies it", "P sends it and D receives it into its blocks"],
+    [
+        "D reads it from P's memory",
+        "P writes it into D's memory",
+        "the proxy copies it",
+        "P sends it and D receives it into its blocks",
+    ],
     answer="P writes it into D's memory",
     because="D only says where. It learns that something has come from P's answer; no code of D touches the bytes on their way.",
 )
@@ -42,7 +47,7 @@ print(f"{len(regions['D'])} regions on each side, {block_len:,} bytes a block")
 # Why so many bytes? A block of this model holds 32 tokens of 3 KV heads, each with 64 numbers of K and 64 of V, as float32:
 
 # %%
-assert 32 * 3 * (64 + 64) * 4 == block_len
+assert block_len == 32 * 3 * (64 + 64) * 4
 32 * 3 * (64 + 64) * 4
 
 # %% [markdown]
@@ -91,7 +96,7 @@ views.memory_view(journey)
 # D sent its base addresses with the pull; P knows its own. So for any layer and block P can work out both addresses:
 
 # %%
-layer, i = 7, 0    # which layer, and which of the request's blocks
+layer, i = 7, 0  # which layer, and which of the request's blocks
 source = regions["P"][layer]["base_addr"] + journey.prefill.block_ids[i] * block_len
 destination = regions["D"][layer]["base_addr"] + journey.decode.block_ids[i] * block_len
 
@@ -100,10 +105,12 @@ assert (source, destination) == (write.source_address, write.destination_address
 "both addresses are those that P gave to batch_transfer_sync_write"
 
 # %%
+from itertools import pairwise
+
 assert all(write.as_computed for write in journey.writes)
 assert block.address == block.base_address + block.block * block_len
-pairs = list(zip(journey.prefill.block_ids, journey.decode.block_ids))
-runs = 1 + sum((p, d) != (p_before + 1, d_before + 1) for (p_before, d_before), (p, d) in zip(pairs, pairs[1:]))
+steps = zip(pairwise(journey.prefill.block_ids), pairwise(journey.decode.block_ids), strict=True)
+runs = 1 + sum(p[1] != p[0] + 1 or d[1] != d[0] + 1 for p, d in steps)
 assert len(journey.writes) == 30 * runs
 "a descriptor for each run of blocks that follow each other on both sides, in each layer"
 
@@ -126,7 +133,10 @@ print(block.layout)
 # %%
 import threading
 
-short = [threading.Thread(target=lab.decode.complete, args=([6000 + n] * 20, 2 + 2 * n), kwargs={"ignore_eos": True}) for n in range(5)]
+short = [
+    threading.Thread(target=lab.decode.complete, args=([6000 + n] * 20, 2 + 2 * n), kwargs={"ignore_eos": True})
+    for n in range(5)
+]
 for thread in short:
     thread.start()
 for thread in short:
@@ -149,7 +159,7 @@ lab.send(prompt, max_tokens=1)
 again = lab.send(prompt, max_tokens=1)
 assert again.step(7).facts["num_computed_tokens"] == 128
 assert len(again.writes[0].source_blocks) == 1
-assert again.writes[0].source_block == again.prefill.block_ids[-1]    # of P's five the last
+assert again.writes[0].source_block == again.prefill.block_ids[-1]  # of P's five the last
 f"{again.step(7).facts['num_computed_tokens']} of {again.prompt_tokens} tokens were there: {len(again.writes[0].source_blocks)} block moved"
 
 # %% [markdown]
@@ -157,13 +167,15 @@ f"{again.step(7).facts['num_computed_tokens']} of {again.prompt_tokens} tokens w
 
 # %%
 assert journey.step(15).thread.startswith("vllm-mooncake-sender")
-with lab.hold("before_answer") as hold:    # the pool's thread stands still, as if the write were slow
+with lab.hold("before_answer") as hold:  # the pool's thread stands still, as if the write were slow
     slow = lab.submit(prompt, max_tokens=1, fresh=True)
     hold.wait()
     meanwhile = lab.prefill.complete("Another request, for P alone", max_tokens=3)
 slow.wait()
 assert len(meanwhile.token_ids) == 3
-print("written by a thread of the pool", slow.step(15).thread.rsplit("_", 1)[0], "· meanwhile P answered another request")
+print(
+    "written by a thread of the pool", slow.step(15).thread.rsplit("_", 1)[0], "· meanwhile P answered another request"
+)
 
 # %% [markdown]
 # The call releases Python's lock and runs in one of ten threads, so P's next forward pass does not wait for it. (Not quite

@@ -73,7 +73,7 @@ assert journey.prefill.prompt_tokens_computed == 143 and journey.decode.prompt_t
 # %%
 changed = arrived.rewritten()
 assert changed and all(change.block == journey.decode.block_ids[-1] for change in changed)
-assert all(0 < change.bytes <= arrived.block_len // 32 for change in changed)    # at most one token's part of a block
+assert all(0 < change.bytes <= arrived.block_len // 32 for change in changed)  # at most one token's part of a block
 print(f"only in the last block, and at most {arrived.block_len // 32:,} bytes of it: one token of 32")
 print("in most layers:", len(changed) > 15)
 
@@ -86,9 +86,8 @@ print("in most layers:", len(changed) > 15)
 # later?
 
 # %%
-flags = {when: "".join("█" if row[2] else "·" for row in promoted[key]) for when, key in (("when the KV was there", "blocks_before"), ("after promotion", "blocks"))}
-for when, row in flags.items():
-    print(f"{when:<24} {row}")
+for when, rows in (("when the KV was there", "blocks_before"), ("after promotion", "blocks")):
+    print(f"{when:<24} {''.join('█' if hashed else '·' for _id, _references, hashed in promoted[rows])}")
 
 # %%
 assert [row[2] for row in promoted["blocks_before"]] == [0] * 5

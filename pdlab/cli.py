@@ -230,7 +230,8 @@ def start(
 
 @bench.command()
 def overhead(
-    pairs: Annotated[int, typer.Option(min=1, help="Requests through each lab, alternating; and bursts.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Starts of both labs: the one and the other first in turns.")] = 4,
+    pairs: Annotated[int, typer.Option(min=1, help="Requests through each lab in a round, in turns.")] = 12,
     model: Model = None,
     as_json: Json = False,
 ) -> None:
@@ -239,7 +240,16 @@ def overhead(
     from pdlab.lab.process import myself
 
     os.environ["PDLAB_OWNER"] = myself()
-    facts = measure(pairs, model)
+    facts = measure(rounds, pairs, model)
+    print(json.dumps(facts, indent=1) if as_json else render(facts))
+
+
+@bench.command("views")
+def bench_views(as_json: Json = False) -> None:
+    """Milliseconds until views of 10,000 and 100,000 events are shaped, drawn and drawn again."""
+    from pdlab.bench.views import measure, render
+
+    facts = measure()
     print(json.dumps(facts, indent=1) if as_json else render(facts))
 
 

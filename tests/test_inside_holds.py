@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pdlab.inside.holds import LOOK, POINTS, Hold, Holder, find, holds, release_all
+from pdlab.inside.holds import LOOK, Hold, Holder, find, holds, release_all
+from pdlab.inside.points import POINTS
 from tests.helpers import Zoo, wait_until
 
 POINT, OTHER = "before_write", "before_answer"

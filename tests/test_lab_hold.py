@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pdlab.errors import PdlabError
-from pdlab.inside.holds import GIVEN_UP, POINTS, RELEASED, find
+from pdlab.inside.holds import GIVEN_UP, RELEASED, find
+from pdlab.inside.points import POINTS
 from pdlab.lab.hold import HeldTooLong, Hold, seconds_for
 from pdlab.trace.event import Event
 from pdlab.trace.writer import Writer

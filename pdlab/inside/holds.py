@@ -17,14 +17,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-POINTS = {
-    "before_prefill_send": "in the proxy, before P's half leaves",
-    "before_decode_send": "in the proxy, before D's half leaves",
-    "before_pull": "in D's worker, before the pull message leaves",
-    "before_ready": "in P's worker, before the entry in reqs_need_send becomes ready",
-    "before_write": "in P's worker, with the transfer planned and nothing written",
-    "before_answer": "in P's worker, with all written and D not told",
-}
 LIMIT = 8  # requests held at once at one point of a process; P has 10 sender threads
 LOOK = 0.02  # seconds between two looks at a hold
 RELEASED, GIVEN_UP = "released", "given up"  # why a request waits no more: its holder let it go; it was cancelled

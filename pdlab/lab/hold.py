@@ -92,7 +92,7 @@ def seconds_for(point: str, asked: float | None, abort_timeout: int) -> float:
     Raises:
         PdlabError: there is no such point, or the time is none.
     """
-    from pdlab.inside.holds import POINTS
+    from pdlab.inside.points import POINTS
 
     if point not in POINTS:
         raise PdlabError(f"there is no gate {point!r}", f"choose one of {', '.join(POINTS)}")

@@ -19,7 +19,7 @@ class GatePanel(ipywidgets.VBox):
     """The gates of a lab. What it holds, it holds until its Release button, `close()`, or the hold's own time."""
 
     def __init__(self, lab: "Lab") -> None:
-        from pdlab.inside.holds import POINTS  # locks files, which not every system can
+        from pdlab.inside.points import POINTS
 
         self.lab, self.points = lab, POINTS
         self._holds: list[Any] = []
