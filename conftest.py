@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pdlab.errors import PdlabError
-from pdlab.recorded.mode import RECORDED, mode
+from pdlab.recorded.mode import RECORD, RECORDED, mode
 
 PLAYS = pytest.StashKey[bool]()  # whether this session plays recorded runs
 
@@ -18,6 +18,8 @@ def pytest_configure(config: pytest.Config) -> None:
     import os
 
     try:
+        if mode() == RECORD:
+            raise PdlabError("PDLAB_RUN is 'record': tests would overwrite data/", "unset it, or set it to 'recorded'")
         config.stash[PLAYS] = mode() == RECORDED
     except PdlabError as error:
         raise pytest.UsageError(str(error)) from None

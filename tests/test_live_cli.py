@@ -30,14 +30,28 @@ def test_tour_as_json(lab: Lab) -> None:
     assert {"descriptors", "seconds"} <= set(transfer)
     assert {"vllm", "torch", "pdlab"} <= set(facts["versions"])
     assert facts["versions"]["vllm"].startswith("0.32.0")
+    assert {step["number"] for step in facts["steps"]} == set(range(1, 24))
+    assert facts["missing"] == []
     assert lab.status()["up"]  # it was up before the tour, so it stays
 
 
-def test_tour_tells_the_stages_in_order(lab: Lab) -> None:
+def test_tour_tells_the_steps_in_order(lab: Lab) -> None:
     code, out, err = run("tour", "A prompt that nobody has sent before, of quite some tokens, for the tour.")
     assert code == 0, err
-    told = ["WAITING_FOR_REMOTE_KVS", "pull message", "asks P over ZMQ", "writes", "is in memory", "resumed"]
-    told += ["regions × ", "descriptors", "equal, token for token"]
+    told = [
+        "D parks the request: WAITING_FOR_REMOTE_KVS",
+        "sends the pull message",
+        "plans the transfer",
+        "writes into D's",
+    ]
+    told += [
+        "answers D",
+        "D promotes the request",
+        "D resumes it",
+        "regions × ",
+        "descriptors",
+        "equal, token for token",
+    ]
     places = [out.index(words) for words in told]
     assert places == sorted(places)
     assert "NOT EQUAL" not in out

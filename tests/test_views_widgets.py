@@ -407,7 +407,7 @@ def test_a_layer_that_is_clicked_is_shown(journey: Journey) -> None:
     before = bench.memory.picture
     bench.memory.chosen = "layer 7"
     assert bench.memory.picture != before
-    bench.memory.chosen = "layer of nobody"
+    bench.memory.chosen = "layer x"
     assert "⚠" in words_of(bench)
 
 

@@ -84,5 +84,9 @@ def trace_into(folder: Path) -> None:
     from pdlab.inside.tracer import Tracer, extra_probes
 
     trace = Tracer("P" if os.environ["PDLAB_INSTANCE"] == "prefill" else "D", folder)
-    trace.install([*PROBES, *extra_probes()])
+    trace.install(PROBES)
+    try:
+        trace.install(extra_probes())
+    except Exception as error:  # a table that is not there is the reader's mistake, and no reason not to start
+        trace.failed("PDLAB_PROBES", error)
     Gates(trace, folder / "gates").install()

@@ -28,11 +28,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-def bench(journey: "Journey", lab: "Lab | None" = None) -> "Bench":
-    """All views of a journey on one cursor; with a lab, its gates too."""
+def bench(journey: "Journey", lab: "Lab | None" = None, compared: Any = None) -> "Bench":
+    """All views of a journey on one cursor; with a lab, its gates too; with what was compared, what is equal."""
     from pdlab.views.bench import bench as made
 
-    return made(journey, lab)
+    return made(journey, lab, compared)
 
 
 def predict(question: str, options: "Sequence[str]", answer: str, because: str = "") -> "Prediction":

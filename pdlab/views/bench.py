@@ -8,6 +8,7 @@ import ipywidgets
 
 from pdlab.trace.journey import Journey
 from pdlab.trace.text import line
+from pdlab.views.detail import Detail
 from pdlab.views.figure import Figure
 from pdlab.views.gates import GatePanel
 from pdlab.views.picture import Picture
@@ -24,17 +25,18 @@ class Bench(ipywidgets.VBox):
     stepper, sequence, blocks, status, source, memory: its views; gates: the panel of the lab, where there is one.
     """
 
-    def __init__(self, journey: Journey, lab: Any = None) -> None:
+    def __init__(self, journey: Journey, lab: Any = None, compared: Any = None) -> None:
         self.journey = journey
         self._error = ErrorLine()
         self.stepper = Stepper(journey)
         self.sequence = Figure(sequence(journey), last=self.stepper.last)
         self.blocks, self.status, self.memory = (self._figure(name) for name in ("blocks", "status", "memory"))
         self.source = Source(journey)
+        self.detail = Detail(journey, compared, lab if journey.held else None)
         self.gates = GatePanel(lab) if lab is not None else None
         self.stepper.follow(self.sequence, self.blocks, self.status, self.source, self.memory)
         for figure in (self.blocks, self.memory):
-            figure.observe(guarded(self._error, self._layer), "chosen")
+            figure.observe(guarded(self._error, self._chosen), "chosen")
         super().__init__(self._parts())
 
     def _figure(self, name: str) -> Figure:
@@ -47,15 +49,18 @@ class Bench(ipywidgets.VBox):
             # Pictures keep their width, the source takes what there is: so two stand side by side on most screens.
             _row(self.sequence, self.source),
             _row(self.blocks, self.status),
+            self.detail,
             self.memory,
         ]
         return [*rows, self.gates] if self.gates is not None else rows
 
-    def _layer(self, change: Any) -> None:
-        """A layer was clicked: its memory is shown."""
-        kind, _, number = change["new"].partition(" ")
+    def _chosen(self, change: Any) -> None:
+        """A layer was clicked, and its memory is shown; or a block, and it is shown layer by layer."""
+        kind, _, number = change["new"].rpartition(" ")
         if kind == "layer":
             self.memory.show(picture_of("memory", self.journey, layer=int(number)))
+        elif kind in ("P block", "D block"):
+            self.detail.show(int(number))
 
     def __repr__(self) -> str:
         return f"<bench of {line(self.journey).strip('<>')}>"
@@ -65,13 +70,14 @@ class Bench(ipywidgets.VBox):
         return {**super()._repr_mimebundle_(**kwargs), "text/plain": repr(self), "image/png": png}
 
 
-def bench(journey: Journey, lab: Any = None) -> Bench:
-    """All views of a journey: click a step, or use the arrow keys.
+def bench(journey: Journey, lab: Any = None, compared: Any = None) -> Bench:
+    """All views of a journey: click a step, or use the arrow keys; click a block or a layer.
 
     Args:
-        lab: whose gates are shown beneath; None: no gates.
+        lab: whose gates are shown beneath, and whose memory is read while the request is held; None: neither.
+        compared: what `lab.compare(journey)` found.
     """
-    return Bench(journey, lab)
+    return Bench(journey, lab, compared)
 
 
 def picture_of(name: str, journey: Journey, **how: Any) -> Picture:

@@ -64,7 +64,8 @@ function render({ model, el }) {
     const picture = model.get("picture");
     root.replaceChildren();
     root.setAttribute("aria-label", picture.line);
-    const svg = element("svg", { viewBox: `0 0 ${picture.width} ${picture.height}`, width: picture.width, height: picture.height }, root);
+    const svg = element("svg", { viewBox: `0 0 ${picture.width} ${picture.height}` }, root);
+    svg.style.maxWidth = `${picture.width}px`; // smaller where the page is
     patterns(svg, id);
     drawn = picture.shapes.map((shape) => {
       const node = draw(shape, svg, id);
