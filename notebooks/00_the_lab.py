@@ -168,6 +168,17 @@ assert lab.prefill.metric("vllm:prompt_tokens_total") == computed_by_p
 lab.send(prompt, max_tokens=12).token_ids == journey.token_ids  # nothing is broken
 
 # %% [markdown]
+# ## The bench
+#
+# All views of your request, on one cursor: the sequence of its steps, the source of each with the values that a probe saw there, the block tables of both sides, status and tokens, the memory. Click a step, a block or a layer, or use the arrow keys. The chapters take what they need from it.
+
+# %%
+from pdlab import views
+
+bench = views.bench(journey)
+bench
+
+# %% [markdown]
 # ## In an interview
 #
 # > *What runs in a disaggregated vLLM deployment?* Two kinds of engine instances and a proxy. The prefill instance is a `kv_producer`, the decode instance a `kv_consumer`; each is a full engine with its own scheduler, KV cache and block pool. At start each worker registers its KV memory with the Transfer Engine, and the prefill worker registers its address at a bootstrap server, where decode workers look it up. The proxy sends every request to both at once. The prefill instance computes the whole prompt, writes the blocks straight into the decode instance's memory, and the decode instance computes just the last prompt token again, to get the logits.

@@ -105,6 +105,20 @@ print([status for _, status in journey.decode.status])
 views.status_view(journey)
 
 # %% [markdown]
+# ### Many at once
+#
+# Six requests, sent together. On the timeline each waits for its own KV, and D decodes those that have it. Zoom with the wheel or `+` and `−`, drag to move; the button writes a file for Perfetto.
+
+# %%
+import time
+
+began = time.monotonic()
+together = [lab.submit(list(range(1000 + n, 1100 + 10 * n)), max_tokens=8, fresh=True) for n in range(6)]
+for one in together:
+    one.wait()
+views.timeline_view(lab.trace(since=began))
+
+# %% [markdown]
 # ## Zeroing, and when it matters
 #
 # vLLM zeroes new blocks of some caches. For a load it must not: the write could come before the zeros. D asked to leave
@@ -137,7 +151,6 @@ allocation["reserved_blocks"]
 
 # %%
 import threading
-import time
 
 few = "--num-gpu-blocks-override 24 --max-num-batched-tokens 128 --long-prefill-token-threshold 64"
 small = pdlab.up(name="small", decode_args=few.split(), max_model_len=704)

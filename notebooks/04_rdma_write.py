@@ -84,7 +84,7 @@ f"{after.bytes:,} bytes, in {len(after.pairs)} blocks: all other before the writ
 # The block tables, and which of P's blocks went into which of D's:
 
 # %%
-views.blocks_view(journey)
+views.bench(journey, compared=after)
 
 # %%
 assert journey.prefill.block_ids != journey.decode.block_ids
