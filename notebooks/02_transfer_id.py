@@ -57,9 +57,9 @@ assert {event.facts["kv_transfer_params"]["transfer_id"] for event in journey.of
 lab.prefill.bootstrap_query()
 
 # %%
-asked = [one.of("engine.asked") for one in lab.trace()]
-assert sum(map(len, asked)) <= 1
-"however many requests there were: at most one GET /query"
+second = lab.send(prompt, max_tokens=1, fresh=True)
+assert not second.of("engine.asked") and second.of("engine.known")
+"the next request asks nobody: D knows P's address"
 
 
 # %% [markdown]

@@ -11,7 +11,7 @@ from tests.traces import journey_of, saved
 def test_a_clickable_square_a_step_and_a_column_an_actor() -> None:
     journey = saved("plain")
     picture = sequence(journey)
-    squares = [s for s in picture.shapes if s.name]
+    squares = [s for s in picture.shapes if s.name and s.kind == "rect"]
     assert [(s.name, s.step, s.since) for s in squares] == [(f"step {i}", i, i) for i in range(len(journey.steps))]
     columns = {step.actor: s.at[0] for s, step in zip(squares, journey.steps, strict=True)}
     assert sorted(columns, key=lambda actor: columns[actor]) == list(ACTORS)
