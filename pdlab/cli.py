@@ -230,17 +230,16 @@ def start(
 
 @bench.command()
 def overhead(
-    rounds: Annotated[int, typer.Option(min=1, help="Starts of both labs: the one and the other first in turns.")] = 4,
-    pairs: Annotated[int, typer.Option(min=1, help="Requests through each lab in a round, in turns.")] = 12,
+    pairs: Annotated[int, typer.Option(min=1, help="Requests of each kind, in turns.")] = 40,
     model: Model = None,
     as_json: Json = False,
 ) -> None:
-    """What tracing costs: a traced lab against one that is not, in turns."""
+    """What tracing costs: the same engines with their probes and without, in turns."""
     from pdlab.bench.overhead import measure, render
     from pdlab.lab.process import myself
 
     os.environ["PDLAB_OWNER"] = myself()
-    facts = measure(rounds, pairs, model)
+    facts = measure(pairs, model)
     print(json.dumps(facts, indent=1) if as_json else render(facts))
 
 

@@ -65,9 +65,14 @@ def attach_memory(app: Any, token: str) -> None:
             return JSONResponse({"error": refused.line}, refused.status)
         return JSONResponse({"reset": bool(await request.app.state.pdlab_engine_client.reset_prefix_cache())})
 
+    async def trace(request: Request) -> JSONResponse:
+        """{on}: `RegisteredKV.pdlab_trace`."""
+        return await _answer(request, token, "pdlab_trace", switch_argument)
+
     app.post("/pdlab/kv")(kv)
     app.post("/pdlab/kv/digests")(digests)
     app.post("/pdlab/prefix_cache/reset")(reset)
+    app.post("/pdlab/trace")(trace)
 
 
 class Refused(Exception):
@@ -96,6 +101,17 @@ def on_loopback(host: str) -> bool:
     except ValueError:
         return False
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def switch_argument(body: Any) -> tuple[bool]:
+    """The switch of {on}.
+
+    Raises:
+        Refused: 400, the body is another.
+    """
+    if not isinstance(body, dict) or set(body) != {"on"} or not isinstance(body["on"], bool):
+        raise Refused(400, 'the body is not {"on": true} or {"on": false}')
+    return (body["on"],)
 
 
 def block_arguments(body: Any) -> tuple[int, int]:

@@ -109,7 +109,27 @@ def wrap(symbol: str, wrapper: Callable[[Any], Any]) -> None:
     module, _, names = symbol.partition(":")
     *owners, name = names.split(".")
     owner = functools.reduce(getattr, owners, importlib.import_module(module))
-    setattr(owner, name, wrapper(getattr(owner, name)))
+    there = getattr(owner, name)
+    wrapped = wrapper(there)
+    setattr(owner, name, wrapped)
+    _places[owner, name] = (_places.get((owner, name), (there,))[0], wrapped)
+
+
+# (owner, name) → what vLLM has there, and what was made of it.
+_places: dict[tuple[Any, str], tuple[Any, Any]] = {}
+_off = threading.Event()
+
+
+def switch(on: bool) -> None:
+    """Put everything back as vLLM has it in this process, or wrap it again: to measure what it costs."""
+    for (owner, name), (bare, wrapped) in _places.items():
+        setattr(owner, name, wrapped if on else bare)
+    _off.clear() if on else _off.set()
+
+
+def is_off() -> bool:
+    """Whether this process is as vLLM has it, for now."""
+    return _off.is_set()
 
 
 def watched(tracer: Tracer, probe: Probe, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -69,6 +69,17 @@ class RegisteredKV:
 
         return _or_error(digests)
 
+    def pdlab_trace(self, on: bool) -> bool:
+        """Trace from now on, or leave everything as vLLM has it, in this worker's process.
+
+        Returns:
+            Whether this process has probes at all.
+        """
+        from pdlab.inside.tracer import _places, switch
+
+        switch(on)
+        return bool(_places)
+
 
 # Functions and not methods: vLLM takes every attribute of the extension for a call of the worker's.
 

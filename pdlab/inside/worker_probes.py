@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pdlab.inside.scheduler_probes import plain
-from pdlab.inside.tracer import Seen, Tracer
+from pdlab.inside.tracer import Seen, Tracer, is_off
 
 DESCRIPTORS_NOTED = 4_096  # of one transfer
 
@@ -52,6 +52,8 @@ class _Tee:
         return raw
 
     def _seen(self, message: Any, size: int) -> None:
+        if is_off():
+            return
         try:
             self._look(self._trace, message, size)
         except Exception as error:
