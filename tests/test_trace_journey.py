@@ -704,3 +704,10 @@ def feeding(reader: Reader) -> Callable[[Journey], None]:
             journey.fill(reader.of_transfer[transfer], transfer)
 
     return feed
+
+
+def test_it_waits_until_a_step_has_happened() -> None:
+    journey = saved("held")
+    assert journey.until(14) is journey
+    with pytest.raises(PdlabError, match="step 15 has not happened"):
+        journey.until(15, seconds=0.05)

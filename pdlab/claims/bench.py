@@ -11,6 +11,7 @@ from pdlab.errors import PdlabError
 from pdlab.lab.answer import new_request_id
 from pdlab.lab.comparison import Comparison, Rewritten
 from pdlab.lab.http import client
+from pdlab.lab.instance import Instance
 from pdlab.lab.lab import Lab
 from pdlab.lab.profile import ABORT_TIMEOUT
 from pdlab.trace.journey import Journey
@@ -57,33 +58,24 @@ class Bench:
         with self.lab.hold(point) as hold:
             journey = self.lab.submit(PROMPT, TOKENS, fresh=True)
             hold.wait()
-            self._until(journey, after)
+            journey.until(after)
         return journey.wait()
-
-    @staticmethod
-    def _until(journey: Journey, step: int) -> None:
-        deadline = time.monotonic() + 10
-        while step not in {s.number for s in journey.steps}:
-            if time.monotonic() > deadline:
-                raise PdlabError(f"step {step} did not happen within 10 s", f"missing: {journey.missing}")
-            time.sleep(0.02)
 
     @cached_property
     def held(self) -> tuple[Journey, str]:
         """Held before the write, while D answers another request: (its journey, that answer)."""
-        with self.lab.hold("before_write") as hold:
-            journey = self.lab.submit(PROMPT, TOKENS, fresh=True)
-            hold.wait()
-            other = self.lab.decode.complete("Another request, for D alone", max_tokens=3).text
-        return journey.wait(), other
+        return self._held("before_write", self.lab.decode)
 
     @cached_property
     def held_with_p_serving(self) -> tuple[Journey, str]:
         """Held before the answer, in the pool thread, while P answers another request."""
-        with self.lab.hold("before_answer") as hold:
+        return self._held("before_answer", self.lab.prefill)
+
+    def _held(self, point: str, instance: Instance) -> tuple[Journey, str]:
+        with self.lab.hold(point) as hold:
             journey = self.lab.submit(PROMPT, TOKENS, fresh=True)
             hold.wait()
-            served = self.lab.prefill.complete("Another request, for P alone", max_tokens=3).text
+            served = instance.complete(f"Another request, for the {instance.role} instance alone", max_tokens=3).text
         return journey.wait(), served
 
     @cached_property
@@ -156,7 +148,7 @@ class Bench:
             with lab.hold("before_decode_send") as hold:
                 journey = lab.submit(list(range(1000, 1160)), TOKENS, fresh=True)
                 hold.wait()
-                self._until(journey, 6)
+                journey.until(6)
                 local.start()
                 while not lab.decode.metric("vllm:num_requests_running"):
                     time.sleep(0.005)

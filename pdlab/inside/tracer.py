@@ -120,11 +120,16 @@ _places: dict[tuple[Any, str], tuple[Any, Any]] = {}
 _off = threading.Event()
 
 
-def switch(on: bool) -> None:
-    """Put everything back as vLLM has it in this process, or wrap it again: to measure what it costs."""
+def switch(on: bool) -> bool:
+    """Put everything back as vLLM has it in this process, or wrap it again: to measure what it costs.
+
+    Returns:
+        Whether anything was ever wrapped here.
+    """
     for (owner, name), (bare, wrapped) in _places.items():
         setattr(owner, name, wrapped if on else bare)
     _off.clear() if on else _off.set()
+    return bool(_places)
 
 
 def is_off() -> bool:

@@ -75,10 +75,9 @@ class RegisteredKV:
         Returns:
             Whether this process has probes at all.
         """
-        from pdlab.inside.tracer import _places, switch
+        from pdlab.inside.tracer import switch
 
-        switch(on)
-        return bool(_places)
+        return switch(on)
 
 
 # Functions and not methods: vLLM takes every attribute of the extension for a call of the worker's.

@@ -1,4 +1,4 @@
-"""Reading an engine's log: how far its start has come, why it failed, what its connector said of a request."""
+"""Reading an engine's log: how far its start has come, and why it failed."""
 
 import re
 

@@ -1,6 +1,5 @@
 """What the run "journey" shows: each scene is a few calls of a lab, live and played back alike."""
 
-import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
 
 PROMPT = list(range(1000, 1143))  # 143 token ids: with blocks of 32, four full ones and 15 tokens of a fifth
 OTHER = list(range(3000, 3040))
+PATIENCE = 10.0  # seconds
 LENGTHS = (40, 72, 104, 136, 168)  # tokens: some full blocks, and half of one of 16 or a quarter of one of 32
-PATIENCE = 10.0
 
 
 def whole(lab: "Lab") -> Journey:
@@ -70,7 +69,7 @@ def p_first(lab: "Lab") -> Journey:
     with lab.hold("before_decode_send") as hold:
         journey = lab.submit(PROMPT, max_tokens=2, fresh=True)
         hold.wait()
-        _until(journey, 6)
+        journey.until(6, PATIENCE)
     return journey.wait()
 
 
@@ -88,15 +87,6 @@ def toured(lab: "Lab") -> tuple[Journey, dict[str, Any]]:
     from pdlab.tour import tour
 
     return tour(lab)
-
-
-def _until(journey: Journey, number: int) -> None:
-    """Return when step `number` of the journey has happened. PdlabError after 10 s."""
-    deadline = time.monotonic() + PATIENCE
-    while number not in {step.number for step in journey.steps}:
-        if time.monotonic() > deadline:
-            journey.step(number)  # raises
-        time.sleep(0.02)
 
 
 SCENES: "dict[str, Callable[[Lab], object]]" = {

@@ -287,6 +287,19 @@ class Journey:
         halves = [e.name for e in self._events if e.actor == "proxy" and e.facts["role"] == "decode"]
         return halves[-1] if halves else None
 
+    def until(self, number: int, seconds: float = 10) -> "Journey":
+        """Return when step `number` has happened; the request may be held meanwhile.
+
+        Raises:
+            PdlabError: it has not within `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        while number not in {step.number for step in self.steps}:
+            if time.monotonic() > deadline:
+                self.step(number)  # raises
+            time.sleep(0.02)
+        return self
+
     def wait(self, seconds: float = 60) -> "Journey":
         """Return when it is complete; without a trace to tell, when the client has its answer.
 

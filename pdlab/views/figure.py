@@ -7,19 +7,15 @@ from typing import Any
 import anywidget
 import traitlets
 
-from pdlab.views.picture import ALWAYS, THEME, Picture
+from pdlab.views.picture import ALWAYS, Picture
+from pdlab.views.shown import palette
 
 HERE = Path(__file__).parent
 
 
 def style() -> str:
-    """figure.css, with the theme's colours in front: light, dark by the system, and as JupyterLab has it."""
-    light, dark = ("".join(f"--pdlab-{role}:{colours[i]};" for role, colours in THEME.items()) for i in (0, 1))
-    return (
-        f".pdlab-figure{{{light}}}"
-        f"@media (prefers-color-scheme: dark){{body:not([data-jp-theme-light]) .pdlab-figure{{{dark}}}}}"
-        f'body[data-jp-theme-light="false"] .pdlab-figure{{{dark}}}'
-    ) + (HERE / "figure.css").read_text()
+    """figure.css, with the theme's colours in front."""
+    return palette(".pdlab-figure") + (HERE / "figure.css").read_text()
 
 
 class Figure(anywidget.AnyWidget):
