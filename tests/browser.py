@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "docmanager-extension/plugin": {"autosave": False},
 }
 START = 90.0  # seconds: only how long a start that fails takes to fail
+PATIENCE = 10.0  # seconds: likewise
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 READY = """(name) => {
   const shown = window.jupyterapp?.shell.currentWidget;
@@ -187,10 +188,17 @@ class LabPage:
         assert self.page.evaluate(ERRORS) == []
 
     def value(self, expression: str) -> Any:
-        """The value of a Python expression in the kernel, after all that the page has sent to it so far."""
+        """The value of a Python expression in the kernel."""
         reply = self.page.evaluate(VALUE, expression)
         assert reply["status"] == "ok", reply
         return json.loads(ast.literal_eval(reply["data"]["text/plain"]))
+
+    def comes_to(self, expression: str, wanted: Any) -> None:
+        """Wait until `expression` is `wanted`: a widget keeps what it has to say while the kernel is at its last word."""
+        deadline = time.monotonic() + PATIENCE
+        while (value := self.value(expression)) != wanted:
+            assert time.monotonic() < deadline, f"{expression} is {value}, not {wanted}"
+            self.page.wait_for_timeout(20)
 
     def cell(self, index: int) -> Any:
         return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook-cell").nth(index)

@@ -61,9 +61,9 @@ def test_the_bench_follows_one_cursor(browser: Any, address: str) -> None:
         run_all(lab)
         lab.page.locator(".pdlab-figure").first.locator('text[data-name="step 7"]').click()
         parts = "[bench.stepper.step, bench.source.step, bench.blocks.step, bench.memory.step]"
-        assert lab.value(parts) == [7, 7, 7, 7]
+        lab.comes_to(parts, [7, 7, 7, 7])
         lab.page.keyboard.press("ArrowRight")
-        assert lab.value(parts) == [8, 8, 8, 8]
+        lab.comes_to(parts, [8, 8, 8, 8])
 
 
 @pytest.mark.parametrize("name", CHAPTERS)

@@ -264,9 +264,9 @@ def test_python_hears_of_keys_and_clicks_and_the_page_of_python(figure_page: Lab
     figure = lab.cell(0).locator(".pdlab-figure")
     figure.focus()
     lab.page.keyboard.press("ArrowLeft")
-    assert lab.value("[figure.step, seen]") == [last - 1, [last - 1]]
+    lab.comes_to("[figure.step, seen]", [last - 1, [last - 1]])
     figure.locator("rect[data-name='step 4']").click(force=True)
-    assert lab.value("seen") == [last - 1, 4]
+    lab.comes_to("seen", [last - 1, 4])
     lab.command("notebook:move-cursor-down")
     lab.command("notebook:run-cell")
     assert f"(4, [{last - 1}, 4])" in lab.output(1)
@@ -301,7 +301,7 @@ def test_a_timeline_comes_through_the_kernel_s_connection(browser: Any, address:
         assert width < here.width  # as wide as the page has room for
         x, y = place_of(here, "D decodes", 3, width)
         canvas.click(position={"x": x, "y": y})
-        assert lab.value("[shown.canvas.chosen, shown.journey.request_id]") == [3, here.trace[3].request_id]
+        lab.comes_to("[shown.canvas.chosen, shown.journey.request_id]", [3, here.trace[3].request_id])
         before = lab.page.evaluate(DRAWN)
         assert lab.value("shown.show(read(Path()))") is None
         lab.page.wait_for_function(f"{DRAWN} !== '{before}'")
