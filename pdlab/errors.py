@@ -28,13 +28,26 @@ class MismatchError(PdlabError):
 
 
 class RequestError(PdlabError):
-    """A request that an instance or the proxy refused or failed; `status` is the HTTP status.
+    """A request that an instance or the proxy refused or failed.
 
-    `journey` is how far it came, where it was sent through a lab.
+    Attributes:
+        status: the HTTP status; 0: no answer came.
+        hop: what failed, as the proxy names it in X-Failed-Hop; "" where it does not.
+        journey: how far it came, where it was sent through a lab.
     """
 
     journey: object = None
 
-    def __init__(self, status: int, message: str, hint: str | None = None):
+    def __init__(self, status: int, message: str, hint: str | None = None, hop: str = ""):
         super().__init__(message, hint)
-        self.status = status
+        self.status, self.hop = status, hop
+
+
+class Refuted(Exception):
+    """What was found on live engines is not what pdlab says of them."""
+
+
+def must(condition: object, what: str) -> None:
+    """Raises Refuted, with `what` was found instead, where `condition` does not hold."""
+    if not condition:
+        raise Refuted(what)

@@ -2,7 +2,6 @@
 
 import threading
 import time
-import uuid
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +9,7 @@ import pdlab
 from pdlab.errors import PdlabError
 from pdlab.lab.answer import new_request_id
 from pdlab.lab.comparison import Comparison, Rewritten
+from pdlab.lab.halves import Asked, body_of, decode_params, new_transfer_id, prefill_half
 from pdlab.lab.http import client
 from pdlab.lab.instance import Instance
 from pdlab.lab.lab import Lab
@@ -19,6 +19,10 @@ from pdlab.trace.journey import Journey
 PROMPT = list(range(1000, 1143))  # 143 token ids: with blocks of 32, four full ones and 15 tokens of a fifth
 OTHER = [*range(2000, 2142), PROMPT[-1]]  # as long, and with the same last token, which D computes itself
 TOKENS = 6
+FEW_BLOCKS = (  # of vLLM's own: 24 blocks, and prompts in chunks
+    *("--num-gpu-blocks-override", "24", "--max-num-batched-tokens", "128"),
+    *("--long-prefill-token-threshold", "64"),
+)
 
 
 class Bench:
@@ -113,26 +117,17 @@ class Bench:
             The token ids of D's answer, of the right answer to PROMPT, and of that to OTHER.
         """
         right, other = (self.lab.decode.complete(prompt, TOKENS).token_ids for prompt in (PROMPT, OTHER))
-        transfer = f"xfer-{uuid.uuid4()}"
-        half = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer}
-        thread = threading.Thread(
-            target=self.lab.prefill.complete, args=(PROMPT, 1),
-            kwargs={"kv_transfer_params": half, "ignore_eos": True},
-        )  # fmt: skip
-        thread.start()
+        transfer = new_transfer_id()
         # fresh, as ever: D's prefix cache must not keep the wrong blocks.
-        answer = self.lab.decode.complete(OTHER, TOKENS, kv_transfer_params=self._decode_half(transfer))
-        thread.join()
+        p = Asked(self.lab.prefill.url, prefill_half(body_of(PROMPT, TOKENS, ignore_eos=True), transfer))
+        answer = self.lab.decode.complete(OTHER, TOKENS, kv_transfer_params=decode_params(self.lab, transfer))
+        p.result()
         return answer.token_ids, right, other
 
     def ask_unknown_engine(self) -> None:
         """D's half alone, naming an engine that the bootstrap server does not know. Raises RequestError."""
-        params = {**self._decode_half(f"xfer-{uuid.uuid4()}"), "remote_engine_id": "nobody"}
+        params = {**decode_params(self.lab, new_transfer_id()), "remote_engine_id": "nobody"}
         self.lab.decode.complete(PROMPT, 1, kv_transfer_params=params)
-
-    def _decode_half(self, transfer: str) -> dict[str, Any]:
-        where = {"remote_engine_id": self.lab.prefill.engine_id, "remote_bootstrap_addr": self.lab.prefill.bootstrap}
-        return {"do_remote_decode": False, "do_remote_prefill": True, "transfer_id": transfer, **where}
 
     # Special engines ----------------------------------------------------------------------------------------------
 
@@ -142,20 +137,10 @@ class Bench:
         Returns:
             Facts of the first and of the last `KVCacheManager.allocate_slots` for the load.
         """
-        few = "--num-gpu-blocks-override 24 --max-num-batched-tokens 128 --long-prefill-token-threshold 64"
-        with self._special("claims-reserved", decode_args=few.split(), max_model_len=704) as lab:
-            local = threading.Thread(target=lab.decode.complete, args=(list(range(3000, 3600)), 1))
-            with lab.hold("before_decode_send") as hold:
-                journey = lab.submit(list(range(1000, 1160)), TOKENS, fresh=True)
-                hold.wait()
-                journey.until(6)
-                local.start()
-                while not lab.decode.metric("vllm:num_requests_running"):
-                    time.sleep(0.005)
-            journey.wait()
-            local.join()
-            tries = [e.facts for e in journey.of("blocks.allocated", "D scheduler") if e.facts["delay_cache_blocks"]]
-            return tries[0], tries[-1]
+        with self._special("claims-reserved", decode_args=FEW_BLOCKS, max_model_len=704) as lab:
+            tries = [e.facts for e in load_beside_prefill(lab).of("blocks.allocated", "D scheduler")]
+        tries = [facts for facts in tries if facts["delay_cache_blocks"]]
+        return tries[0], tries[-1]
 
     def engine_ids_with_dp2(self) -> list[str]:
         """The engine ids of a prefill instance with data parallelism 2, as its bootstrap server names them."""
@@ -166,3 +151,18 @@ class Bench:
         settings = self.lab.settings
         model = settings.model if settings else None
         return pdlab.up(model, name=name, abort_timeout=ABORT_TIMEOUT, **choices)
+
+
+def load_beside_prefill(lab: Lab) -> Journey:
+    """A request whose load comes to a D, of FEW_BLOCKS, in the midst of a chunked prefill of D's own."""
+    local = threading.Thread(target=lab.decode.complete, args=(list(range(3000, 3600)), 1))
+    with lab.hold("before_decode_send") as hold:
+        journey = lab.submit(list(range(1000, 1160)), TOKENS, fresh=True)
+        hold.wait()
+        journey.until(6)
+        local.start()
+        while not lab.decode.metric("vllm:num_requests_running"):
+            time.sleep(0.005)
+    journey.wait()
+    local.join()
+    return journey

@@ -4,19 +4,9 @@ import re
 from typing import Any
 
 from pdlab.claims.bench import PROMPT, Bench
-from pdlab.errors import RequestError
+from pdlab.errors import Refuted, RequestError, must
 from pdlab.source.anchor import Anchor
 from pdlab.source.anchors import ANCHORS, CONNECTOR
-
-
-class Refuted(Exception):
-    """What was found is not what the claim's verdict says."""
-
-
-def must(condition: Any, what: str) -> None:
-    if not condition:
-        raise Refuted(what)
-
 
 # 1: the double send ---------------------------------------------------------------------------------------------------
 

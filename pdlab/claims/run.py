@@ -8,7 +8,7 @@ from typing import Any
 
 from pdlab.claims import checks
 from pdlab.claims.bench import Bench
-from pdlab.errors import PdlabError
+from pdlab.errors import PdlabError, Refuted
 from pdlab.paths import repo_root
 from pdlab.source.anchors import ANCHORS
 
@@ -67,7 +67,7 @@ def decide(claim: Claim, bench: Bench) -> Decided:
     check: Callable[[Bench], str] = getattr(checks, claim.check)
     try:
         return Decided(claim, True, check(bench))
-    except checks.Refuted as refuted:
+    except Refuted as refuted:
         return Decided(claim, False, str(refuted))
 
 

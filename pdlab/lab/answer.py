@@ -1,11 +1,14 @@
 """Asking an engine or the proxy for a completion."""
 
+import json
+import reprlib
 import uuid
 from typing import Any
 
 import httpx
 
-from pdlab.errors import RequestError
+from pdlab.checks import whole
+from pdlab.errors import PdlabError, RequestError
 from pdlab.lab.http import client
 from pdlab.trace.answer import Answer
 
@@ -13,6 +16,23 @@ from pdlab.trace.answer import Answer
 def new_request_id() -> str:
     """An X-Request-Id of our own."""
     return f"pdlab-{uuid.uuid4().hex[:12]}"
+
+
+def check(prompt: Any, max_tokens: Any, fields: dict[str, Any], request_id: Any = None) -> None:
+    """Raises:
+    PdlabError: what no engine is asked, or what JSON and a header cannot carry.
+    """
+    if not isinstance(prompt, str | list | tuple) or not prompt:
+        raise PdlabError(f"the prompt is {reprlib.repr(prompt)}", "give text, or a list of token ids")
+    whole("max_tokens", max_tokens, 1)
+    if fields.get("stream"):
+        raise PdlabError("an answer comes whole: stream=True is not for this call", "stream with an HTTP client")
+    if not isinstance(request_id, str | None) or not f"{request_id}".isascii() or not f"{request_id}".isprintable():
+        raise PdlabError(f"the request_id is {reprlib.repr(request_id)}", "give letters, digits and signs of ASCII")
+    try:
+        json.dumps([prompt, fields], allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:  # a UnicodeEncodeError is a ValueError
+        raise PdlabError(f"this request cannot be written as JSON ({error})", "give text, numbers, lists …") from None
 
 
 def complete(
@@ -33,7 +53,9 @@ def complete(
 
     Raises:
         RequestError: it refused, failed or does not answer (status 0).
+        PdlabError: it was not asked, as `check` says.
     """
+    check(prompt, max_tokens, fields, request_id)
     if fresh:
         fields = {"cache_salt": uuid.uuid4().hex, **fields}
     request_id = request_id or new_request_id()
@@ -43,7 +65,7 @@ def complete(
     choice = fields["choices"][0]
     return Answer(
         text=choice["text"],
-        token_ids=tuple(choice["token_ids"] or ()),
+        token_ids=tuple(choice.get("token_ids") or ()),
         prompt_tokens=fields["usage"]["prompt_tokens"],
         finish_reason=choice["finish_reason"],
         request_id=request_id,
@@ -58,12 +80,15 @@ def post(url: str, path: str, body: dict[str, Any], headers: dict[str, str], who
     except httpx.HTTPError as error:
         raise RequestError(0, f"{who} {url} does not answer ({error})", "see: python3 -m pdlab status") from None
     if answer.status_code != 200:
-        raise RequestError(answer.status_code, f"{who} answered {answer.status_code}: {_message(answer)}")
+        hop = answer.headers.get("X-Failed-Hop", "")
+        raise RequestError(answer.status_code, f"{who} answered {answer.status_code}: {_message(answer, hop)}", hop=hop)
     return answer
 
 
-def _message(answer: httpx.Response) -> str:
+def _message(answer: httpx.Response, hop: str) -> str:
     try:
-        return str(answer.json()["error"]["message"])
+        message = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return answer.text.strip()[:300] or "nothing"
+        message = answer.text.strip()[:300] or "nothing"
+    # An engine that fails says "Internal server error", which may be any of them.
+    return f"{hop}: {message}" if answer.status_code >= 500 and hop not in message else message

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pdlab.checks import of_kind
 from pdlab.errors import PdlabError
 from pdlab.lab.kv import KVBlock
 from pdlab.trace.journey import Journey
@@ -86,6 +87,7 @@ class Comparison:
 
 def compare(journey: Journey, prefill: "Instance", decode: "Instance") -> Comparison:
     """Compare what P read from with what D got; see `Lab.compare`."""
+    of_kind(journey, Journey, "give the journey that lab.submit(…) returned")
     if not journey.writes:
         raise PdlabError("nothing of this request was planned to be written yet", f"it lacks {journey.missing[:1]}")
     if journey.held is None:

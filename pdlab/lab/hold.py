@@ -4,6 +4,8 @@ import time
 import warnings
 from pathlib import Path
 
+from pdlab.checks import seconds as checked
+from pdlab.checks import whole
 from pdlab.errors import PdlabError
 from pdlab.trace.event import Event
 from pdlab.trace.reader import Reader
@@ -28,6 +30,8 @@ class Hold:
     def __init__(self, folder: Path, point: str, match: str, seconds: float) -> None:
         from pdlab.inside.holds import Holder  # locks files, which not every system can that plays recorded runs
 
+        if not isinstance(match, str) or not match:
+            raise PdlabError(f"a hold cannot match {match!r}", "give a request id, or a pattern: * stands for anything")
         self.point, self.match, self.seconds = point, match, seconds
         self._reader = Reader(folder, from_now=True)
         self._holder = Holder(folder / "gates", point, match, seconds)
@@ -55,7 +59,8 @@ class Hold:
         Raises:
             PdlabError: it does not come to that in `seconds`.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + checked(seconds)
+        whole("count", count)
         while len(held := self.held) < count:
             if time.monotonic() > deadline:
                 raise PdlabError(
@@ -94,7 +99,7 @@ def seconds_for(point: str, asked: float | None, abort_timeout: int) -> float:
     """
     from pdlab.inside.points import POINTS
 
-    if point not in POINTS:
+    if not isinstance(point, str) or point not in POINTS:
         raise PdlabError(f"there is no gate {point!r}", f"choose one of {', '.join(POINTS)}")
     if asked is None:
         return PATIENT_SECONDS if point in PATIENT else max(1.0, abort_timeout - MARGIN)

@@ -1,15 +1,18 @@
 """`pdlab.join()`: a lab of instances that were started elsewhere, on another GPU or another host."""
 
-from urllib.parse import urlsplit
+from typing import Any
+
+import httpx
 
 from pdlab.errors import PdlabError
 from pdlab.lab.compare import check_pair
 from pdlab.lab.instance import Instance
-from pdlab.lab.lab import LOOPBACK, Lab
+from pdlab.lab.lab import Lab
 from pdlab.lab.ports import Ports
 from pdlab.lab.process import myself
 from pdlab.lab.progress import progress
 from pdlab.lab.proxy_server import ProxyServer, spawn_proxy
+from pdlab.lab.start import LOOPBACK
 from pdlab.lab.startup import wait_until_serving
 from pdlab.paths import state_dir
 
@@ -26,7 +29,7 @@ def join(*, prefill: str, decode: str, bootstrap: str) -> Lab:
         MismatchError: the two must not be paired.
     """
     for name, url in (("prefill", prefill), ("decode", decode), ("bootstrap", bootstrap)):
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        if not _is_url(url):
             raise PdlabError(f"{name}={url!r} is not a URL", "give it as `pdlab serve` prints it: http://host:port")
     p = Instance("prefill", prefill.rstrip("/"), bootstrap.rstrip("/"))
     d = Instance("decode", decode.rstrip("/"))
@@ -50,3 +53,11 @@ def join(*, prefill: str, decode: str, bootstrap: str) -> Lab:
         process.stop()
         raise
     return Lab(f"joined-{port}", None, p, d, proxy, trace_folder=folder / "trace")
+
+
+def _is_url(given: Any) -> bool:
+    try:
+        url = httpx.URL(given)
+    except (httpx.InvalidURL, TypeError):
+        return False
+    return isinstance(given, str) and url.scheme in ("http", "https") and bool(url.host)

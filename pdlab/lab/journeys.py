@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pdlab.errors import PdlabError, RequestError
-from pdlab.lab.answer import complete, new_request_id
+from pdlab.errors import RequestError
+from pdlab.lab.answer import check, complete, new_request_id
 from pdlab.trace.journey import Journey
 from pdlab.trace.reader import Reader
 
@@ -27,23 +27,27 @@ class Journeys:
 
     def send(self, prompt: str | list[int], max_tokens: int, fresh: bool, body: dict[str, Any]) -> Journey:
         """Send and wait; see `Lab.send`."""
-        journey = self._new(body)
+        journey = self._new(prompt, max_tokens, body)
         self._ask(journey, prompt, max_tokens, fresh, body)
         if isinstance(journey.error, RequestError):
             journey.error.journey = journey
+        if journey.error is not None:
             raise journey.error
         self._settle(journey)
         return journey
 
     def submit(self, prompt: str | list[int], max_tokens: int, fresh: bool, body: dict[str, Any]) -> Journey:
         """Send and do not wait; see `Lab.submit`."""
-        journey = self._new(body)
+        journey = self._new(prompt, max_tokens, body)
         arguments = (journey, prompt, max_tokens, fresh, body)
         threading.Thread(target=self._ask, args=arguments, name=f"pdlab-{journey.request_id}", daemon=True).start()
         return journey
 
-    def _new(self, body: dict[str, Any]) -> Journey:
-        return Journey(body.pop("request_id", None) or new_request_id(), feed=self._feed if self._reader else None)
+    def _new(self, prompt: str | list[int], max_tokens: int, body: dict[str, Any]) -> Journey:
+        """Its journey. PdlabError at once, and not in a thread, where there is nothing to be sent."""
+        request_id = body.pop("request_id", None) or new_request_id()
+        check(prompt, max_tokens, body, request_id)
+        return Journey(request_id, feed=self._feed if self._reader else None)
 
     def _ask(
         self, journey: Journey, prompt: str | list[int], max_tokens: int, fresh: bool, body: dict[str, Any]
@@ -53,7 +57,7 @@ class Journeys:
                 self.proxy_url, prompt, max_tokens, body, who="the proxy", fresh=fresh, request_id=journey.request_id
             )
             journey.answered(answer)
-        except PdlabError as error:
+        except Exception as error:  # whatever it is, who waits for the journey has to hear of it
             journey.answered(None, error)
 
     def _feed(self, journey: Journey) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from pdlab.checks import of_kind, whole
 from pdlab.errors import PdlabError
 from pdlab.lab.http import client
 from pdlab.lab.settings import Role
@@ -74,8 +75,10 @@ class KVBlock:
         Raises:
             PdlabError: the block has no such offset.
         """
-        if not 0 <= offset < len(self.data):
-            raise PdlabError(f"the block has no byte {offset:,}", f"its bytes are 0 to {len(self.data) - 1:,}")
+        whole("length", length)
+        if offset not in range(len(self.data)):
+            said = f"{offset:,}" if isinstance(offset, int) else repr(offset)
+            raise PdlabError(f"the block has no byte {said}", f"its bytes are 0 to {len(self.data) - 1:,}")
         stop = min(offset + length, len(self.data))
         starts = range(offset, stop, 16)
         return "\n".join(f"{self.address + at:#x}  {self.data[at : min(at + 16, stop)].hex(' ')}" for at in starts)
@@ -86,7 +89,7 @@ class KVBlock:
         Raises:
             PdlabError: they are not of one length.
         """
-        mine, theirs = self.payload, other.payload
+        mine, theirs = self.payload, of_kind(other, KVBlock, "give what kv(layer, block) returned").payload
         if len(mine) != len(theirs):
             raise PdlabError(
                 f"a block of {len(mine):,} bytes and one of {len(theirs):,} cannot be compared",

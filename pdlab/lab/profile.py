@@ -40,9 +40,12 @@ def settings(
         raise PdlabError(f"there is no profile {profile!r}", "choose cpu or cuda")
     if protocol not in (None, "tcp", "rdma"):
         raise PdlabError(f"there is no protocol {protocol!r}", "choose tcp or rdma")
+    if not isinstance(model, str | os.PathLike | None):
+        raise PdlabError(f"there is no model {model!r}", "give a folder with a checkpoint, or a hub name")
     common: dict[str, Any] = {
-        "model": resolve(model), "profile": profile, "max_model_len": max_model_len, "abort_timeout": abort_timeout,
-        "trace": trace, "prefill_args": words(prefill_args), "decode_args": words(decode_args),
+        "model": resolve(model and os.fspath(model)), "profile": profile, "max_model_len": max_model_len,
+        "abort_timeout": abort_timeout, "trace": trace, "prefill_args": words(prefill_args),
+        "decode_args": words(decode_args),
     }  # fmt: skip
     if profile == "cpu":
         return checked(Settings(

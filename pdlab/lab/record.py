@@ -50,7 +50,7 @@ def folder(name: str) -> Path:
     Raises:
         PdlabError: not a name.
     """
-    if not re.fullmatch(r"[\w.-]{1,64}", name) or name.startswith("."):
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,64}", name) or name.startswith("."):
         raise PdlabError(f"a lab cannot be called {name!r}", "use letters, digits, - and _")
     return state_dir() / "labs" / name
 
@@ -93,7 +93,10 @@ def remove(name: str) -> None:
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[None]:
     """Hold the lab's lock: two that start or end it at once take turns."""
-    folder(name).mkdir(parents=True, exist_ok=True)
+    try:
+        folder(name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PdlabError(f"cannot make a folder for the lab ({error})", "PDLAB_STATE says where: set it") from None
     with (folder(name) / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -3,10 +3,12 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from pdlab.checks import whole
 from pdlab.errors import PdlabError
 
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, ...] = ("prefill", "decode")
+DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")  # of vLLM's --dtype
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
@@ -62,15 +64,14 @@ def checked(settings: Settings) -> Settings:
     Raises:
         PdlabError: a value that the engine would refuse minutes later, or misunderstand.
     """
-    if settings.max_model_len < 1:
-        raise PdlabError(f"max_model_len is {settings.max_model_len}", "give the number of tokens, at least 1")
-    if settings.abort_timeout < 1:
-        raise PdlabError(f"abort_timeout is {settings.abort_timeout}", "give whole seconds, at least 1")
-    if settings.block_size is not None and settings.block_size < 1:
-        raise PdlabError(f"block_size is {settings.block_size}", "give the number of tokens, at least 1")
+    for name in ("max_model_len", "abort_timeout", "block_size"):
+        if (given := getattr(settings, name)) is not None:
+            whole(name, given, 1)
+    if settings.dtype not in DTYPES:
+        raise PdlabError(f"there is no dtype {settings.dtype!r}", f"choose one of {', '.join(DTYPES)}")
     if settings.profile == "cpu" and (settings.block_size or 0) % 32:
         raise PdlabError(f"block_size is {settings.block_size}", "CPU attention wants a multiple of 32")
-    if settings.kv_cache_bytes is not None and settings.kv_cache_bytes < 1 << 20:
+    if settings.kv_cache_bytes is not None and whole("kv_cache_bytes", settings.kv_cache_bytes) < 1 << 20:
         raise PdlabError(f"kv_cache_bytes is {settings.kv_cache_bytes}", "give bytes, at least one MiB (1048576)")
     for name in ("prefill_args", "decode_args"):
         if not all(isinstance(word, str) for word in getattr(settings, name)):

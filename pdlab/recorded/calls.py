@@ -47,7 +47,7 @@ def _plain(value: Any) -> Any:
 
 def canonical(arguments: Arguments) -> str:
     """Equal for equal arguments, in whatever order they were given."""
-    return json.dumps(arguments, sort_keys=True)
+    return json.dumps(arguments, sort_keys=True, default=repr)
 
 
 def said(path: str, arguments: Arguments) -> str:

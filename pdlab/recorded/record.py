@@ -28,18 +28,26 @@ def record(names: Sequence[str] = (), tell: Callable[[Path], None] = lambda path
     Raises:
         PdlabError: there is no such notebook, a cell of it failed, or it records another run than its name.
     """
-    notebooks = {path.stem: path for path in sorted((repo_root() / "notebooks").glob("*.ipynb"))}
-    every = [*notebooks, JOURNEY]
-    if unknown := [name for name in names if name not in every]:
-        raise PdlabError(f"there is no run {unknown[0]!r} to record", f"choose of {', '.join(every)}")
-    kept = []
-    for name in names or every:
+    notebooks, kept = _notebooks(), []
+    for name in chosen(names):
         with TemporaryDirectory(prefix="pdlab-record-") as folder:
             draft = Path(folder) / path_of(name).name
             run_notebook(notebooks[name], draft) if name in notebooks else run_scenes(draft)
             kept.append(Path(shutil.move(draft, path_of(name))))
         tell(kept[-1])
     return kept
+
+
+def chosen(names: Sequence[str] = ()) -> list[str]:
+    """The runs of these names; all of them if there are none. PdlabError where there is no such run."""
+    every = [*_notebooks(), JOURNEY]
+    if unknown := [name for name in names if name not in every]:
+        raise PdlabError(f"there is no run {unknown[0]!r} to record", f"choose of {', '.join(every)}")
+    return list(names or every)
+
+
+def _notebooks() -> dict[str, Path]:
+    return {path.stem: path for path in sorted((repo_root() / "notebooks").glob("*.ipynb"))}
 
 
 def run_notebook(notebook: Path, tape: Path) -> None:

@@ -3,6 +3,8 @@
 import warnings
 from typing import NamedTuple
 
+from pdlab.checks import seconds as checked
+from pdlab.checks import whole
 from pdlab.errors import PdlabError
 from pdlab.lab.hold import HeldTooLong, Hold
 from pdlab.recorded.codec import Held
@@ -99,6 +101,7 @@ class RecordedJourney(Journey):
 
     def wait(self, seconds: float = 60) -> Journey:
         """Return at once, complete; raise at once where a live one would be held for all of `seconds`."""
+        checked(seconds)
         self._stage.time_passes(self._whole)
         if not self.done and self.held:
             raise PdlabError(
@@ -131,7 +134,8 @@ class RecordedHold(Hold):
 
     def wait(self, count: int = 1, seconds: float = 10.0) -> list[str]:
         """Return what it holds; raise at once where that is less than `count` requests."""
-        if len(held := self.held) < count:
+        checked(seconds)
+        if len(held := self.held) < whole("count", count):
             raise PdlabError(
                 f"after {seconds:g} s {self.point} holds {len(held)} requests, not {count}",
                 "was one sent that matches, and has it passed this point already?",

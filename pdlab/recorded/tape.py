@@ -104,7 +104,7 @@ def path_of(name: str) -> Path:
     Raises:
         PdlabError: not a name.
     """
-    if not re.fullmatch(r"\w[\w.-]{0,63}", name):
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]{0,63}", name):
         raise PdlabError(f"a recorded run cannot be called {name!r}", "use letters, digits, - and _")
     return data_dir() / f"{name}{ENDING}"
 

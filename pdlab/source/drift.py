@@ -113,7 +113,7 @@ def main(against: str | None, as_json: bool) -> int:
     Returns the exit code: 1 if anything is gone.
     """
     version, known = load()
-    with unpacked(against) if against else nullcontext() as root:
+    with unpacked(against) if against is not None else nullcontext() as root:
         drifts = compare(root, known=known)
     label = against or f"{installed_version()} (installed)"
     if as_json:

@@ -1,6 +1,7 @@
 """The source of a vLLM release that is not installed: fetched, unpacked for a while, and removed."""
 
 import os
+import re
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -33,6 +34,10 @@ def unpacked(version: str) -> Iterator[Path]:
     Raises:
         PdlabError: there is no such version, or it could not be fetched.
     """
+    if not re.fullmatch(r"v?\d[\w.!+-]*", version):
+        raise PdlabError(
+            f"there is no vLLM {version}: that is no version", "give one as 0.11.0, or nothing for the installed one"
+        )
     with TemporaryDirectory(prefix="pdlab-vllm-") as folder:
         source = Path(folder, "source")
         modules = {anchor.module for anchor in ANCHORS.values()}

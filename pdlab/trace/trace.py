@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pdlab.checks import seconds, write
+from pdlab.errors import PdlabError
 from pdlab.trace.event import Event
 from pdlab.trace.journey import Journey
 from pdlab.trace.perfetto import as_chrome_trace
@@ -44,9 +46,8 @@ class Trace:
         return as_chrome_trace(self.journeys)
 
     def save_chrome_trace(self, path: str | Path) -> Path:
-        path = Path(path)
-        path.write_text(json.dumps(self.chrome_trace(), separators=(",", ":"), default=str))
-        return path
+        """Write `chrome_trace()` to a file. PdlabError if it cannot be written there."""
+        return write(path, json.dumps(self.chrome_trace(), separators=(",", ":"), default=str).encode())
 
     def __repr__(self) -> str:
         errors = f", {sum(self.probe_errors.values())} probe errors" if self.probe_errors else ""
@@ -62,13 +63,19 @@ def _probe_errors(events: list[Event]) -> dict[str, int]:
     return {probe: sum(engines.values()) for probe, engines in counts.items()}
 
 
-def read(folder: Path, since: float = 0.0) -> Trace:
+def read(folder: str | Path, since: float = 0.0) -> Trace:
     """What the processes of a lab wrote into `folder`; of the journeys, those that began at `since` or later.
 
     Args:
         since: by this host's monotonic clock, in seconds. 0: all, also what another host wrote before this one's boot.
+
+    Raises:
+        PdlabError: it is no folder, or what lies in it is no trace.
     """
-    reader = Reader(folder)
+    seconds(since, "since")
+    if not isinstance(folder, str | Path):
+        raise PdlabError(f"{folder!r} is no folder", "lab.trace_folder is that of a lab")
+    reader = Reader(Path(folder))
     reader.poll()
     reader.close()
     names = {transfer: request_id for request_id, transfer in reader.transfer_of.items()}

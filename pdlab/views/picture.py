@@ -198,7 +198,7 @@ def _png_line(draw: Any, shape: Shape, colour: str, scale: int) -> None:
 
 
 # The font that Pillow brings has none of these.
-_PLAIN = str.maketrans({"→": "->", "×": "x", "≠": "!=", "\u2013": "-", "…": "...", "\u2212": "-", "·": "-"})
+_PLAIN = str.maketrans({"→": "->", "×": "x", "≠": "!=", "\u2013": "-", "…": "...", "\u2212": "-", "·": "-", "✗": "x"})
 
 
 def _png_text(draw: Any, shape: Shape, colour: str, scale: int) -> None:

@@ -21,6 +21,8 @@ class Prediction(ipywidgets.VBox):
     right = traitlets.Bool(None, allow_none=True)
 
     def __init__(self, question: str, options: Sequence[str], answer: str, because: str = "") -> None:
+        if not isinstance(options, list | tuple) or not all(isinstance(e, str) for e in (question, because, *options)):
+            raise PdlabError("a question and its options are text", 'give options as a list: ["yes", "no"]')
         if answer not in options:
             raise PdlabError(f"the answer {answer!r} is none of the options", "options has every answer, word for word")
         self.question, self._answer, self._because = question, answer, because
@@ -60,6 +62,6 @@ def predict(question: str, options: Sequence[str], answer: str, because: str = "
         because: why, shown with the verdict.
 
     Raises:
-        PdlabError: the answer is none of the options.
+        PdlabError: the answer is none of the options, or these are no list of text.
     """
     return Prediction(question, options, answer, because)
