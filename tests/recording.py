@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.errors import PdlabError, RequestError
+from pdlab.faults.outcome import Outcome
 from pdlab.lab.command import Command
 from pdlab.lab.comparison import Comparison, Pair, Rewritten
+from pdlab.lab.healed import Healed
 from pdlab.lab.hold import Hold
 from pdlab.lab.kv import KVBlock
 from pdlab.lab.processes import Processes, Row
 from pdlab.lab.settings import Role, Settings
+from pdlab.lab.usage import Usage
 from pdlab.trace.answer import Answer
 from pdlab.trace.event import Event
 from pdlab.trace.journey import Journey
@@ -87,6 +90,12 @@ class FakeInstance:
 
     def kv_digests(self, blocks: list[int], layers: list[int] | None = None) -> list[list[str]]:
         return [[f"{layer}:{block}" for block in blocks] for layer in layers or (0, 1)]
+
+    def usage(self) -> Usage:
+        return Usage(363, 5 if self.role == "prefill" else 0, kept=1)
+
+    def reset_prefix_cache(self) -> bool:
+        return True
 
     def __repr__(self) -> str:
         return f"<{self.role} instance {self.url} {'up' if self.alive else 'down'}>"
@@ -185,6 +194,16 @@ class FakeLab:
     def compare(self, journey: Journey) -> Comparison:
         pairs = tuple(Pair(layer, 1, 2, True) for layer in range(30))
         return FakeComparison(pairs, 49152, str(journey.held), self.decode, (self.decode.kv(0, 7),))  # type: ignore[arg-type]
+
+    def usage(self) -> dict[str, Usage]:
+        return {"prefill": self.prefill.usage(), "decode": self.decode.usage()}
+
+    def heal(self, report: Any = None) -> Healed:
+        return Healed(("prefill",))
+
+    def fault(self, name: str) -> Outcome:
+        journey = sample("plain")
+        return Outcome(name, "something fails", "500", "400", "", {"seconds": 5.0}, Healed(), True, journey)
 
     def status(self) -> dict[str, Any]:
         return {"name": self.name, "up": True, "servers": {"proxy": {"pids": [1, 2], "log": f"{Path.home()}/p.log"}}}

@@ -12,11 +12,11 @@ import pytest
 import pdlab
 from pdlab.errors import PdlabError
 from pdlab.lab import instance as instances
-from pdlab.lab import lab as labs
 from pdlab.lab import profile as profiles
 from pdlab.lab import record as records
+from pdlab.lab import start as starts
 from pdlab.lab.lab import attach, down, status_of, up
-from pdlab.lab.process import spawn
+from pdlab.lab.process import Process, spawn
 from pdlab.lab.record import SERVERS, Record
 from pdlab.lab.settings import Settings
 from tests.helpers import Zoo, gone, wait_until
@@ -37,7 +37,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("PDLAB_PROFILE", raising=False)
     monkeypatch.setattr(profiles, "visible_gpus", list)
     monkeypatch.setattr(profiles, "profile_of", lambda: None)
-    monkeypatch.setattr(labs, "healthy", lambda url, timeout=2: True)  # the servers here only sleep
+    monkeypatch.setattr(starts, "healthy", lambda url, timeout=2: True)  # the servers here only sleep
     monkeypatch.setattr(instances, "healthy", lambda url, timeout=2: True)
     return tmp_path / "state"
 
@@ -78,13 +78,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(name)
         raise InterruptedError
 
-    monkeypatch.setattr(labs, "_start", start)
+    monkeypatch.setattr(starts, "start", start)
     return names
 
 
 class TestRecord:
     def test_survives_the_disk(self, settings: Settings, state: Path) -> None:
-        processes = {"proxy": labs.Process("proxy", 7, 8, "/log", "/ended", "/scratch")}
+        processes = {"proxy": Process("proxy", 7, 8, "/log", "/ended", "/scratch")}
         for record in (
             Record(settings, processes, PORTS, ready=True),
             Record(dataclasses.replace(settings, profile="cuda", gpus=("0", "0")), {}, {}),

@@ -1,8 +1,9 @@
-"""The `vllm.endpoint_plugins` entry point: what this instance is and registered, and the bytes in its KV memory.
+"""The `vllm.endpoint_plugins` entry point: what this instance is, registered and holds, and the bytes in its KV memory.
 
-Loaded only where `VLLM_PLUGINS` names `pdlab`. `GET /pdlab/instance` answers facts. KV is the prompt in another form,
-so `POST /pdlab/kv` and `POST /pdlab/kv/digests` exist only where `PDLAB_KV_TOKEN` is set, and answer only who knows it
-and is on this machine; so does `POST /pdlab/prefix_cache/reset`, the one that changes something.
+Loaded only where `VLLM_PLUGINS` names `pdlab`. `GET /pdlab/instance` answers facts, `GET /pdlab/usage` counts. KV is
+the prompt in another form, so `POST /pdlab/kv` and `POST /pdlab/kv/digests` exist only where `PDLAB_KV_TOKEN` is set,
+and answer only who knows it and is on this machine; so does `POST /pdlab/prefix_cache/reset`, the one that changes
+something.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from starlette.responses import JSONResponse
 
 from pdlab.inside.identity import identity
 from pdlab.inside.memory import MAX_DIGESTS
+from pdlab.inside.usage import METHOD
 
 
 class InstanceEndpoint:
@@ -33,13 +35,26 @@ class InstanceEndpoint:
                 state.pdlab_identity = await asyncio.to_thread(identity, state.vllm_config)
             return {**state.pdlab_identity, "workers": layouts}
 
+        async def usage() -> list[dict[str, Any]]:
+            return await usage_of(app.state.pdlab_engine_client)
+
         app.get("/pdlab/instance")(instance)
+        app.get("/pdlab/usage")(usage)
         if token := os.environ.get("PDLAB_KV_TOKEN"):
             attach_memory(app, token)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         state.pdlab_engine_client = engine_client
         state.pdlab_identity = None
+
+
+async def usage_of(engine_client: Any) -> list[dict[str, Any]]:
+    """What `pdlab.inside.usage` counts: of each EngineCore (one a DP rank), and in the first of all its workers."""
+    cores, workers = await asyncio.gather(
+        engine_client.engine_core.call_utility_all_async(METHOD), engine_client.collective_rpc("pdlab_worker_usage")
+    )
+    counted = {} if "error" in workers[0] else workers[0]
+    return [cores[0] | counted, *cores[1:]]
 
 
 def attach_memory(app: Any, token: str) -> None:

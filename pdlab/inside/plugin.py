@@ -19,6 +19,7 @@ def register() -> None:
     fix_missing_accelerator()
     if os.environ.get("VLLM_HOST_IP", "").startswith("127."):
         bind_bootstrap_to(os.environ["VLLM_HOST_IP"])
+    count_usage()
     if os.environ.get("PDLAB_TRACE"):
         trace_into(Path(os.environ["PDLAB_TRACE"]))
 
@@ -70,6 +71,16 @@ def bind_bootstrap_to(host: str) -> None:
 
     init._pdlab = True  # type: ignore[attr-defined]
     MooncakeBootstrapServer.__init__ = init
+
+
+def count_usage() -> None:
+    """Let EngineCore say what it holds; an API server has none."""
+    from multiprocessing import parent_process
+
+    if parent_process() is not None:
+        from pdlab.inside.usage import count_in_engine_core
+
+        count_in_engine_core()
 
 
 def trace_into(folder: Path) -> None:

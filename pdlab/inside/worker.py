@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pdlab.inside.memory import Region, block_digests, block_facts, region_of
+from pdlab.inside.usage import of_worker
 
 T = TypeVar("T")
 
@@ -68,6 +69,10 @@ class RegisteredKV:
             return block_digests(worker.device_kv_caches, _regions(worker), blocks, layers)
 
         return _or_error(digests)
+
+    def pdlab_worker_usage(self) -> dict[str, Any]:
+        """What `pdlab.inside.usage.of_worker` counts, or {"error": one line}."""
+        return _or_error(lambda: of_worker(_connector_worker()))
 
     def pdlab_trace(self, on: bool) -> bool:
         """Trace from now on, or leave everything as vLLM has it, in this worker's process.

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from pdlab.checks import whole, wholes
 from pdlab.errors import PdlabError
 from pdlab.lab.answer import complete
 from pdlab.lab.command import Command
@@ -14,6 +15,7 @@ from pdlab.lab.http import client, healthy
 from pdlab.lab.kv import KVBlock, read_block, read_digests
 from pdlab.lab.process import Process
 from pdlab.lab.settings import Role
+from pdlab.lab.usage import Usage, usage_from
 from pdlab.trace.answer import Answer
 
 DIGESTS_AT_ONCE = 4096  # (layer, block) pairs that an engine answers in one call
@@ -99,7 +101,7 @@ class Instance:
             raise PdlabError("only a prefill instance has a bootstrap server", "ask lab.prefill")
         try:
             return dict(client().get(f"{self.bootstrap}/query", timeout=5).raise_for_status().json())
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, TypeError, ValueError) as error:
             raise PdlabError(
                 f"the bootstrap server {self.bootstrap} does not answer ({error})", "is the prefill instance up?"
             ) from None
@@ -108,15 +110,32 @@ class Instance:
         """The sum of the engine's Prometheus samples of that name with these labels.
 
         Raises:
-            PdlabError: it has none.
+            PdlabError: it has none, or does not answer.
         """
-        text = client().get(f"{self.url}/metrics", timeout=10).text
-        rows = re.findall(rf"^{re.escape(name)}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
+        try:
+            text = client().get(f"{self.url}/metrics", timeout=10).text
+        except httpx.HTTPError as error:
+            raise PdlabError(f"{self.url} does not tell its metrics ({error})", "see lab.status()") from None
+        rows = re.findall(rf"^{re.escape(str(name))}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         values = [float(value) for found, value in rows if all(label in found for label in wanted)]
         if not values:
             raise PdlabError(f"{self.url} has no metric {name} {labels or ''}", f"see {self.url}/metrics")
         return sum(values)
+
+    def usage(self) -> Usage:
+        """What it holds now: blocks, requests, transfers (`GET /pdlab/usage`).
+
+        Raises:
+            PdlabError: it does not answer, or was started without pdlab's plugin.
+        """
+        try:
+            answer = client().get(f"{self.url}/pdlab/usage", timeout=60).raise_for_status()
+        except httpx.HTTPError as error:
+            raise PdlabError(
+                f"the {self.role} instance {self.url} does not say what it holds ({error})", "see lab.status()"
+            ) from None
+        return usage_from(answer.json())
 
     def complete(self, prompt: str | list[int], max_tokens: int = 16, fresh: bool = True, **body: Any) -> Answer:
         """Have this engine alone answer a prompt, prefill and decode. Greedy unless `body` says otherwise.
@@ -140,10 +159,11 @@ class Instance:
         Raises:
             PdlabError: there is no such layer or block, or the memory of this engine is not to be read.
         """
-        return read_block(self.url, self.token, layer, block, self.role)
+        return read_block(self.url, self.token, whole("layer", layer), whole("block", block), self.role)
 
     def kv_digests(self, blocks: list[int], layers: list[int] | None = None) -> list[list[str]]:
         """Digests of whole blocks, [layer][block]: of these layers, or of all. Raises as `kv`."""
+        blocks, layers = wholes("blocks", blocks), None if layers is None else wholes("layers", layers)
         many = max(1, DIGESTS_AT_ONCE // len(layers or self.registered_kv["regions"]))
         parts = [read_digests(self.url, self.token, blocks[i : i + many], layers) for i in range(0, len(blocks), many)]
         return [[digest for part in rows for digest in part] for rows in zip(*parts, strict=True)]

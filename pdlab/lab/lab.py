@@ -1,37 +1,36 @@
 """`lab = pdlab.up()`: a prefill instance, a decode instance and the proxy, as one thing a notebook holds."""
 
-import secrets
 import shutil
 import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pdlab.errors import PdlabError, StartError
+from pdlab.errors import PdlabError
 from pdlab.inside.holds import release_all
 from pdlab.lab import profile as profiles
 from pdlab.lab import record as records
-from pdlab.lab.command import Command, engine_command, instrumented
-from pdlab.lab.compare import check_pair
+from pdlab.lab import start
 from pdlab.lab.comparison import Comparison, compare
+from pdlab.lab.heal import heal
+from pdlab.lab.healed import Healed
 from pdlab.lab.hold import Hold, seconds_for
-from pdlab.lab.http import healthy
 from pdlab.lab.instance import Instance
 from pdlab.lab.journeys import Journeys
-from pdlab.lab.ports import Ports
-from pdlab.lab.process import Process, owner_of_lab, spawn
 from pdlab.lab.processes import Processes, processes_of
 from pdlab.lab.progress import progress
-from pdlab.lab.proxy_server import ProxyServer, spawn_proxy
+from pdlab.lab.proxy_server import ProxyServer
 from pdlab.lab.record import Record
-from pdlab.lab.settings import ROLES, Role, Settings
-from pdlab.lab.startup import Report, wait_until_serving
+from pdlab.lab.settings import Settings
+from pdlab.lab.startup import Report
+from pdlab.lab.usage import Usage
 from pdlab.trace.journey import Journey
 from pdlab.trace.trace import Trace
 from pdlab.trace.trace import read as read_trace
 
-LOOPBACK = "127.0.0.1"
+if TYPE_CHECKING:
+    from pdlab.faults import Outcome
 
 
 @dataclass
@@ -123,7 +122,7 @@ class Lab:
             self.release()
         patience = (self.settings.abort_timeout if self.settings else 60) + 10
         deadline = time.monotonic() + patience
-        for instance in (self.prefill, self.decode):
+        for instance in self.engines:
             while not instance.reset_prefix_cache():
                 if time.monotonic() > deadline:
                     raise PdlabError(
@@ -131,6 +130,36 @@ class Lab:
                         "start it anew: lab.down(), then pdlab.up()",
                     )
                 time.sleep(0.1)
+
+    def heal(self, report: Report | None = None) -> Healed:
+        """Bring the lab back: start again what died, let go what is held, wait for what still holds blocks, empty the
+        prefix caches. Requests that are under way are left alone.
+
+        Args:
+            report: as of `up`.
+
+        Raises:
+            StartError: an engine did not start again.
+            PdlabError: the lab is down, or its instances were started elsewhere.
+        """
+        return heal(self, report)
+
+    def usage(self) -> dict[str, Usage]:
+        """What each engine holds now: {"prefill": …, "decode": …}. PdlabError if one does not answer."""
+        return {engine.role: engine.usage() for engine in self.engines}
+
+    def fault(self, name: str) -> "Outcome":
+        """Produce a fault on purpose, look at what becomes of it, and leave the lab healed.
+
+        Args:
+            name: one of `pdlab.faults.FAULTS`.
+
+        Raises:
+            PdlabError: there is no such fault, or the lab is not one that `up` started.
+        """
+        from pdlab.faults import produce
+
+        return produce(self, name)
 
     def compare(self, journey: Journey) -> Comparison:
         """Compare every pulled block of every layer on both sides, by digest, while the request is held.
@@ -155,6 +184,11 @@ class Lab:
     def processes(self) -> Processes:
         """Every process of the lab that runs on this machine, with its pid, cores, memory and listening addresses."""
         return processes_of({key: server.process for key, server in self._servers().items()})
+
+    @property
+    def engines(self) -> tuple[Instance, Instance]:
+        """P and D."""
+        return self.prefill, self.decode
 
     def _servers(self) -> "dict[str, Instance | ProxyServer]":
         return {"prefill": self.prefill, "decode": self.decode, "proxy": self.proxy}
@@ -218,7 +252,7 @@ def up(
     wanted = _settings(asked)
     with records.locked(name), progress(report) as tell:
         found = records.load(name)
-        broken = _broken(found) if found is not None and found.ready else []
+        broken = start.broken(found) if found is not None and found.ready else []
         if found is not None and found.ready and not broken:
             _must_agree(name, found.settings, wanted, set(asked))
             tell("lab", "attached to the running one", 0.0)
@@ -226,14 +260,9 @@ def up(
         if broken:
             tell("lab", f"{', '.join(broken)} died: starting again", 0.0)
         if found is not None:
-            _stop(found)
+            start.stop(found)
         tell("lab", f"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT is {wanted.abort_timeout} s (upstream: 480)", 0.0)
-        return _lab(name, _start(name, wanted, tell), started=True)
-
-
-def _broken(record: Record) -> list[str]:
-    """Servers that do not run, and engines that are not healthy: an API server outlives its EngineCore by seconds."""
-    return record.dead or [role for role in ROLES if not healthy(record.url(role), timeout=10)]
+        return _lab(name, start.start(name, wanted, tell), started=True)
 
 
 def _settings(asked: dict[str, Any]) -> Settings:
@@ -271,7 +300,7 @@ def attach(name: str = "default") -> Lab:
     found = records.load(name)
     if found is None or not found.ready:
         raise PdlabError(f"no lab {name!r} is running", "start it: python3 -m pdlab up")
-    if broken := _broken(found):
+    if broken := start.broken(found):
         raise PdlabError(f"lab {name!r} is broken: {', '.join(broken)} died", "bring it back: python3 -m pdlab up")
     return _lab(name, found)
 
@@ -284,87 +313,12 @@ def down(name: str = "default") -> bool:
         found = records.load(name)
         if found is None:
             return False
-        _stop(found)
+        start.stop(found)
         records.remove(name)
         return True
 
 
-def _start(name: str, settings: Settings, tell: Report) -> Record:
-    ports = Ports(LOOPBACK)
-    taken = {key: ports.take(key) for key in ("prefill", "bootstrap", "decode", "proxy")}
-    record = Record(settings, {}, taken, token=secrets.token_hex(16))
-    shutil.rmtree(_trace_folder(name), ignore_errors=True)
-    try:
-        for role in ROLES:
-            record.processes[role] = _spawn_engine(name, record, role, ports)
-        record.processes["proxy"] = _spawn_proxy(name, record, ports)
-        ports.close()
-        records.save(name, record)
-        wait_until_serving({key: (process, record.url(key)) for key, process in record.processes.items()}, tell)
-        _prove_ready(_lab(name, record))
-        record.ready = True
-        records.save(name, record)
-        for process in record.processes.values():
-            process.keep()
-    except BaseException:  # Ctrl-C too: whatever was started goes
-        ports.close()
-        _stop(record)
-        records.remove(name)
-        raise
-    return record
-
-
-def _spawn_engine(name: str, record: Record, role: Role, ports: Ports) -> Process:
-    folder = records.folder(name)
-    command = instrumented(_command(record, role), role, folder, record.settings.trace, record.token)
-    return spawn(
-        role, command.full_argv(), folder=folder, env=command.full_env(), ports=ports,
-        owner=owner_of_lab(), cores=profiles.cores_for(role) if record.settings.profile == "cpu" else (),
-    )  # fmt: skip
-
-
-def _command(record: Record, role: Role) -> Command:
-    bootstrap = record.ports["bootstrap"] if role == "prefill" else None
-    settings, port = record.settings, record.ports[role]
-    extra = settings.prefill_args if role == "prefill" else settings.decode_args
-    return engine_command(role, settings, host=LOOPBACK, port=port, bootstrap_port=bootstrap, extra=extra)
-
-
-def _spawn_proxy(name: str, record: Record, ports: Ports) -> Process:
-    urls = {key: record.url(key) for key in ("prefill", "bootstrap", "decode")}
-    traced = record.settings.trace
-    return spawn_proxy(records.folder(name), ports, record.ports["proxy"], **urls, owner=owner_of_lab(), trace=traced)
-
-
-def _trace_folder(name: str) -> Path:
-    return records.folder(name) / "trace"
-
-
-def _prove_ready(lab: Lab) -> None:
-    """Both answer a completion, the bootstrap names OUR prefill instance, and the two are a pair."""
-    for instance in (lab.prefill, lab.decode):
-        instance.complete("Hello", max_tokens=1)
-    named = {entry["engine_id"] for entry in lab.prefill.bootstrap_query().values()}
-    if lab.prefill.engine_id not in named:
-        raise StartError(
-            f"the bootstrap server {lab.prefill.bootstrap} names {named}, not our prefill instance", "try again"
-        )
-    check_pair(lab.prefill.facts, lab.decode.facts)
-
-
-def _stop(record: Record) -> None:
-    for process in record.processes.values():
-        process.tell_to_end()  # all of them first: each takes its seconds
-    for process in record.processes.values():
-        process.stop()
-
-
 def _lab(name: str, record: Record, started: bool = False) -> Lab:
-    def instance(role: Role) -> Instance:
-        bootstrap = record.url("bootstrap") if role == "prefill" else None
-        command, process = _command(record, role), record.processes[role]
-        return Instance(role, record.url(role), bootstrap, command, process, record.token)
-
-    proxy = ProxyServer(record.url("proxy"), record.processes["proxy"])
-    traced = _trace_folder(name) if record.settings.trace else None
-    return Lab(name, record.settings, instance("prefill"), instance("decode"), proxy, started, traced)
+    traced = start.trace_folder(name) if record.settings.trace else None
+    prefill, decode = start.instance(record, "prefill"), start.instance(record, "decode")
+    return Lab(name, record.settings, prefill, decode, start.proxy(record), started, traced)

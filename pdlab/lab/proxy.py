@@ -17,12 +17,14 @@ import itertools
 import json
 import logging
 import os
+import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import httpx
 import uvicorn
@@ -36,6 +38,8 @@ from pdlab.lab.bodies import Body, decode_body, prefill_body, refusal
 from pdlab.lab.failure import Failure, reason
 
 log = logging.getLogger("pdlab.proxy")
+LOOK = 0.8  # seconds between two looks whether P is still there, while D has said nothing
+FETCHING = re.compile(r"^vllm:num_requests_kv_fetch_by_stage\{.*\} (\S+)$", re.MULTILINE)
 QUICK = httpx.Timeout(2.0)  # for /health, /query and /v1/models, which wait behind no request
 
 
@@ -90,7 +94,7 @@ class Proxy:
             prefill = self.send("prefill", p.url, request, headers | for_rank, prefill_body(body, transfer_id))
             decode = self.send("decode", d, request, headers, decode_body(body, transfer_id, engine_id, p.bootstrap))
             try:
-                await first_chunk(prefill, decode, request)
+                await first_chunk(prefill, decode, p.lost(self.client, engine_id, d), request)
             except BaseException:
                 await asyncio.gather(prefill.close(), decode.close())
                 raise
@@ -189,10 +193,10 @@ class Half:
             await self.answer.aclose()
 
 
-async def first_chunk(prefill: Half, decode: Half, request: Request) -> None:
+async def first_chunk(prefill: Half, decode: Half, lost: Coroutine[Any, Any, None], request: Request) -> None:
     """Return when D's first chunk is here. Raises Failure if P or D fails, or the client leaves, before that."""
-    left = asyncio.create_task(client_left(request))
-    waiting = {prefill.started, decode.started, left}
+    left, gone = asyncio.create_task(client_left(request)), asyncio.create_task(lost)
+    waiting = {prefill.started, decode.started, left, gone}
     try:
         while not decode.started.done():
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -202,6 +206,7 @@ async def first_chunk(prefill: Half, decode: Half, request: Request) -> None:
                 raise Failure.at("client", 400, "left before the first chunk")
     finally:
         left.cancel()
+        gone.cancel()
 
 
 async def client_left(request: Request) -> None:
@@ -263,6 +268,27 @@ class Prefill:
         rank = ranks[next(self.turn) % len(ranks)]
         return rank if len(ranks) > 1 else None, self.engine_ids[rank]
 
+    async def lost(self, client: httpx.AsyncClient, engine_id: str, decode: str) -> None:
+        """Raises Failure once P, with this engine id, is gone and `decode` has a request that waits for KV.
+
+        D does not see that P has died: it waits for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT and another 60 s. A D that has
+        its KV needs P no more, and of an answer that is not streamed nothing is seen before its end: so D is asked.
+        """
+        looks = 0
+        while looks < 2:  # twice: what D says is as old as its last step
+            await asyncio.sleep(LOOK)
+            with suppress(httpx.HTTPError, ValueError, AttributeError):  # to be busy is not to be gone
+                looks = looks + 1 if await self.is_gone(client, engine_id) and await waits_for_kv(client, decode) else 0
+        raise Failure.at(f"prefill instance {self.url}", 502, "it ended, or was started again, before D had its KV")
+
+    async def is_gone(self, client: httpx.AsyncClient, engine_id: str) -> bool:
+        """Whether nothing listens at its bootstrap server's port any more, or another engine does."""
+        try:
+            answer = (await client.get(f"{self.bootstrap}/query", timeout=QUICK)).raise_for_status()
+        except httpx.NetworkError:
+            return True
+        return engine_id not in {entry.get("engine_id") for entry in answer.json().values()}
+
     async def query(self, client: httpx.AsyncClient) -> dict[int, str]:
         try:
             answer = (await client.get(f"{self.bootstrap}/query", timeout=QUICK)).raise_for_status()
@@ -274,6 +300,12 @@ class Prefill:
         if not engine_ids:
             raise Failure.at(self.hop, 503, "no engine has registered yet")
         return engine_ids
+
+
+async def waits_for_kv(client: httpx.AsyncClient, decode: str) -> bool:
+    """Whether a D says, in its metrics, that a request's KV is on its way, or has not been asked for yet."""
+    answer = (await client.get(f"{decode}/metrics", timeout=QUICK)).raise_for_status()
+    return any(float(value) > 0 for value in FETCHING.findall(answer.text))
 
 
 def authorization(request: Request) -> dict[str, str]:

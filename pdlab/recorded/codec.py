@@ -16,12 +16,15 @@ from typing import Any
 
 from pdlab import errors
 from pdlab.errors import PdlabError, RequestError
+from pdlab.faults.outcome import Outcome
 from pdlab.lab.command import Command
 from pdlab.lab.comparison import Comparison, Pair, Rewritten
+from pdlab.lab.healed import Healed
 from pdlab.lab.hold import Hold
 from pdlab.lab.kv import KVBlock
 from pdlab.lab.processes import Processes, Row
 from pdlab.lab.settings import Settings
+from pdlab.lab.usage import Usage
 from pdlab.paths import cache_dir, repo_root, state_dir
 from pdlab.recorded.noted import note, noted
 from pdlab.trace.answer import Answer
@@ -196,7 +199,11 @@ def _error(encoder: Encoder, error: Any, whole: bool = True) -> Stored:
     known = type(error).__name__ if hasattr(errors, type(error).__name__) else "PdlabError"
     stored = {"$": "error", "type": known, "message": encoder.encode(error.message), "hint": encoder.encode(error.hint)}
     if isinstance(error, RequestError):
-        stored |= {"status": error.status, "journey": encoder.encode(error.journey if whole else None)}
+        stored |= {
+            "status": error.status,
+            "hop": error.hop,
+            "journey": encoder.encode(error.journey if whole else None),
+        }
     return stored
 
 
@@ -207,7 +214,7 @@ def _error_back(decoder: Decoder, stored: Stored) -> PdlabError:
     journey = decoder.decode(stored["journey"])
     if journey and journey.error and journey.error.journey is journey:
         return journey.error
-    error = kind(stored["status"], stored["message"], stored["hint"])
+    error = kind(stored["status"], stored["message"], stored["hint"], stored.get("hop", ""))
     error.journey = journey
     return error
 
@@ -267,6 +274,9 @@ KINDS = (
     Kind("Comparison", Comparison, _comparison, _comparison_back),
     Kind("Hold", Hold, of_fields(Held).encode, of_fields(Held).decode),
     of_fields(Made),
+    of_fields(Usage, shown=True),
+    of_fields(Healed, shown=True),
+    of_fields(Outcome, shown=True),
     of_fields(Answer, shown=True),
     of_fields(KVBlock, shown=True),
     of_fields(Rewritten),

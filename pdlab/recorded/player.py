@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdlab.errors import PdlabError
+from pdlab.faults.outcome import Outcome
 from pdlab.lab.command import Command
 from pdlab.lab.comparison import Comparison, Rewritten
+from pdlab.lab.healed import Healed
 from pdlab.lab.kv import KVBlock
 from pdlab.lab.processes import Processes
 from pdlab.lab.settings import Role, Settings
+from pdlab.lab.usage import Usage
 from pdlab.recorded.calls import Arguments, named
 from pdlab.recorded.codec import Decoder, Held, Made
 from pdlab.recorded.needle import LIVE, Needle
@@ -166,6 +169,10 @@ class RecordedInstance(RecordedServer):
         """Digests of blocks, [layer][block]."""
         return self._play("kv_digests", blocks, layers)
 
+    def usage(self) -> Usage:
+        """What it held, when that was asked."""
+        return self._play("usage")
+
     def reset_prefix_cache(self) -> bool:
         """There is none that it could empty."""
         return True
@@ -211,6 +218,11 @@ class RecordedLab(Played):
         return self._ever("settings")
 
     @property
+    def engines(self) -> tuple[RecordedInstance, RecordedInstance]:
+        """P and D."""
+        return self.prefill, self.decode
+
+    @property
     def trace_folder(self) -> Path | None:
         """Where the tape lies that has its journeys; None: it was not traced."""
         return self._run.folder if self.settings and self.settings.trace else None
@@ -243,6 +255,19 @@ class RecordedLab(Played):
     def compare(self, journey: Journey) -> Comparison:
         """How the blocks of both sides compared, while this request was held."""
         return self._play("compare", journey)
+
+    def usage(self) -> dict[str, Usage]:
+        """What each engine held, when that was asked."""
+        return self._play("usage")
+
+    def heal(self, report: "Report | None" = None) -> Healed:
+        """What was done to bring it back."""
+        self.release()
+        return self._play("heal")
+
+    def fault(self, name: str) -> Outcome:
+        """What came of a fault."""
+        return self._play("fault", name)
 
     def status(self) -> dict[str, Any]:
         """What ran."""

@@ -26,13 +26,27 @@ INSTANCE = (
     "kv",
     "kv_digests",
     "reset_prefix_cache",
+    "usage",
     "alive",
     "healthy",
     "__repr__",
 )
 # What is noted, by the path before its name; all else goes to the live object, and is not on the tape.
 NOTED = {
-    "": ("send", "submit", "trace", "hold", "compare", "reset", "status", "processes", "__repr__"),
+    "": (
+        "send",
+        "submit",
+        "trace",
+        "hold",
+        "compare",
+        "reset",
+        "heal",
+        "usage",
+        "fault",
+        "status",
+        "processes",
+        "__repr__",
+    ),
     "prefill.": INSTANCE,
     "decode.": INSTANCE,
     "proxy.": ("alive", "__repr__"),
@@ -48,9 +62,9 @@ CONSTANT = {
     "proxy.": ("url",),
 }
 SPARE = {
-    "": ("status", "processes", "__repr__"),
-    "prefill.": ("bootstrap_query", "alive", "healthy", "__repr__"),
-    "decode.": ("alive", "healthy", "__repr__"),
+    "": ("status", "processes", "usage", "__repr__"),
+    "prefill.": ("bootstrap_query", "usage", "alive", "healthy", "__repr__"),
+    "decode.": ("usage", "alive", "healthy", "__repr__"),
     "proxy.": ("alive", "__repr__"),
 }
 

@@ -1,0 +1,78 @@
+"""`lab.heal()`: whatever a reader, or an experiment, did to the lab, it serves again, and holds nothing of the past."""
+
+import time
+from typing import TYPE_CHECKING
+
+from pdlab.errors import PdlabError
+from pdlab.lab import record as records
+from pdlab.lab import start
+from pdlab.lab.healed import Healed
+from pdlab.lab.instance import Instance
+from pdlab.lab.progress import progress
+from pdlab.lab.record import Record
+from pdlab.lab.startup import Report
+
+if TYPE_CHECKING:
+    from pdlab.lab.lab import Lab
+
+MARGIN = 3.0  # seconds after VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, at which P gives up
+
+
+def heal(lab: "Lab", report: Report | None = None) -> Healed:
+    """See `Lab.heal`."""
+    if lab.settings is None:
+        raise PdlabError("these instances were started elsewhere", "start what died again where it was started")
+    patience = lab.settings.abort_timeout + MARGIN
+    _record_of(lab)  # before there is a lock to be left behind
+    with records.locked(lab.name), progress(report) as tell:
+        record = _record_of(lab)
+        if lab.trace_folder is not None:
+            lab.release()
+        died = start.broken(record)
+        # What D keeps for the dead P's writes it would keep for another minute.
+        stuck = ["decode"] if died == ["prefill"] and _keeps_only(lab.decode) else []
+        _start_again(lab, record, [*died, *stuck], tell)
+        late = _stuck(lab, patience)
+        _start_again(lab, record, late, tell)
+    return Healed(tuple(died), (*stuck, *late), _empty_caches(lab))
+
+
+def _record_of(lab: "Lab") -> Record:
+    record = records.load(lab.name)
+    if record is None or not record.ready:
+        raise PdlabError(f"no lab {lab.name!r} is running", "start it: pdlab.up()")
+    return record
+
+
+def _start_again(lab: "Lab", record: Record, servers: list[str], tell: Report) -> None:
+    """Start these, and go on with the record's processes; who holds `lab.prefill` or `lab.decode` has them too."""
+    if servers:
+        start.restart(lab.name, record, servers, tell)
+    for engine in lab.engines:
+        if engine.process != record.processes[engine.role]:
+            engine.process, engine._facts = record.processes[engine.role], None
+    lab.proxy.process = record.processes["proxy"]
+
+
+def _stuck(lab: "Lab", patience: float) -> list[str]:
+    """Engines that go on keeping blocks of requests that ended, though they have nothing else to do."""
+    deadline = time.monotonic() + patience
+    while keeping := [engine for engine in lab.engines if _keeps_only(engine)]:
+        if time.monotonic() > deadline:
+            return [engine.role for engine in keeping]
+        time.sleep(0.1)
+    return []
+
+
+def _keeps_only(engine: Instance) -> bool:
+    """Whether all that it has to do is to keep the blocks of requests that ended."""
+    usage = engine.usage()
+    return bool(usage.kept) and not usage.under_way
+
+
+def _empty_caches(lab: "Lab") -> int:
+    """Empty both prefix caches, unless requests are under way; how many are."""
+    under_way = sum(engine.usage().under_way for engine in lab.engines)
+    if not under_way:
+        lab.reset()
+    return under_way
