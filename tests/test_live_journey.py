@@ -176,7 +176,7 @@ def test_a_refused_request_has_a_journey_that_says_so(lab: Lab) -> None:
     with pytest.raises(RequestError) as raised:
         lab.send(PROMPT, n=2)
     assert isinstance(raised.value.journey, Journey)
-    assert "failed: the proxy answered 400" in repr(raised.value.journey)
+    assert "failed: 400 for the request: not served by prefill/decode" in repr(raised.value.journey)
 
 
 def test_a_saved_journey_is_the_same(journey: Journey, tmp_path: Path) -> None:

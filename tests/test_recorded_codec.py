@@ -140,7 +140,7 @@ def test_a_refused_request_has_its_status_and_journey() -> None:
 
 def test_a_journey_that_failed_has_its_error() -> None:
     back = again(Journey("pdlab-1", sample("plain").events[:3], error=RequestError(502, "P died")))
-    assert back.done and "failed: P died" in repr(back)
+    assert back.done and "failed: 502: P died" in repr(back)
     with pytest.raises(RequestError, match="P died"):
         back.wait()
     assert back.error.journey is None

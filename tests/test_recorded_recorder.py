@@ -164,7 +164,7 @@ PUBLIC = {
     "proxy.": (ProxyServer, set(CONSTANT["proxy."]), {"process", "log"}),
 }
 # Worked out from what is noted: of the journeys' events, of the facts; or nothing to play.
-DERIVED = {"": {"held", "release", "down"}, "prefill.": {"engine_id", "registered_kv"}, "proxy.": set()}
+DERIVED = {"": {"engines", "held", "release", "down"}, "prefill.": {"engine_id", "registered_kv"}, "proxy.": set()}
 
 
 @pytest.mark.parametrize("prefix", PUBLIC)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pdlab.errors import PdlabError
+from pdlab.errors import PdlabError, RequestError
 from pdlab.trace.answer import Answer
 from pdlab.trace.event import ACTORS, Event, read_line
 from pdlab.trace.journey import STAGES, Journey
@@ -545,6 +545,124 @@ class TestAnswer:
         assert repr(journey) == "<Journey: 0 of 23 steps, failed: the proxy refused it>"
         with pytest.raises(PdlabError, match="the proxy refused it"):
             _ = journey.answer
+
+
+P, D = "http://127.0.0.1:41001", "http://127.0.0.1:41002"
+BOOTSTRAP = "http://127.0.0.1:41998"
+LOST = "it ended, or was started again, before D had its KV"
+REFUSED = "not served by prefill/decode: more than one answer (n, best_of, use_beam_search)"
+HALF = {"role": "prefill", "status": 502}
+OURS = json.dumps({"error": {"message": f"prefill instance {P}: connection refused", "type": "Bad", "code": 502}})
+UNKNOWN = f"remote engine_id 3f2504e0-4f89-41d3-9a0c-0305e82c3301 not found from bootstrap server {BOOTSTRAP}"
+
+
+def event_after(journey: Journey, name: str, actor: str, **facts: Any) -> Event:
+    """One more event of a journey, as its last."""
+    return Event(journey.events[-1].time + 1, name, actor, "MainThread", (str(journey.transfer_id),), "r", facts)
+
+
+def parked(*more: tuple[str, str, dict[str, Any]]) -> Journey:
+    """A recorded journey as far as D parked it, and then these events."""
+    whole = recorded_journey(WHOLE)
+    part = journey_of([event for event in whole.events if event.time <= whole.start + whole.step(9).time], whole)
+    return journey_of([*part.events, *(event_after(part, name, actor, **facts) for name, actor, facts in more)], part)
+
+
+class TestFailure:
+    @pytest.mark.parametrize(
+        ("error", "line"),
+        [
+            (
+                RequestError(502, f"the proxy answered 502: prefill instance {P}: {LOST}", hop=f"prefill instance {P}"),
+                f"502 from the prefill instance: {LOST}",
+            ),
+            (
+                RequestError(500, f"the proxy answered 500: decode instance {D}: no", hop=f"decode instance {D}"),
+                "500 from the decode instance: no",
+            ),
+            (
+                # Below 500 the message is the engine's own, which does not name it.
+                RequestError(400, "the proxy answered 400: too long:\nby 7", hop=f"prefill instance {P}"),
+                "400 from the prefill instance: too long:",
+            ),
+            (
+                RequestError(
+                    503, f"the proxy answered 503: bootstrap {BOOTSTRAP} of prefill instance {P}: connection refused",
+                    hop=f"bootstrap {BOOTSTRAP} of prefill instance {P}",
+                ),
+                "503 from the bootstrap server of the prefill instance: connection refused",
+            ),
+            (RequestError(400, f"the proxy answered 400: request: {REFUSED}"), f"400 for the request: {REFUSED}"),
+            (PdlabError(f"the proxy answered 400: request: {REFUSED}"), f"400 for the request: {REFUSED}"),
+            (RequestError(400, "the proxy answered 400: too long"), "400: too long"),
+            (RequestError(500, "the decode instance answered 500: no"), "500 from the decode instance: no"),
+            (RequestError(0, f"the proxy {P} does not answer (refused)"), "the proxy does not answer (refused)"),
+            (RequestError(502, "P died", hop="nowhere"), "502 from nowhere: P died"),
+            (OSError(f"no route to {P}/v1, 10.0.0.1:80, node-3:41001"), "no route to …, …, …"),
+            (ValueError(), "ValueError"),
+        ],
+    )  # fmt: skip
+    def test_names_the_hop_and_nothing_of_one_run(self, error: Exception, line: str) -> None:
+        journey = recorded_journey(WHOLE)
+        journey.answered(None, error)
+        assert journey.failure == line
+        assert f", failed: {line}>" in repr(journey)
+
+    def test_is_the_same_from_a_file_where_the_words_name_the_hop(self) -> None:
+        for words in (f"prefill instance {P}: {LOST}", f"request: {REFUSED}"):
+            error = RequestError(502, f"the proxy answered 502: {words}", "ask", hop=words.partition(": ")[0])
+            journey = Journey("pdlab-1", error=error)
+            assert Journey.from_dict(journey.as_dict()).failure == journey.failure
+
+    def test_is_short_however_long_a_refusal_is(self) -> None:
+        journey = Journey("pdlab-1", error=RequestError(400, "no " * 1000, hop=f"decode instance {D}"))
+        assert (
+            str(journey.failure).startswith("400 from the decode instance: no no") and str(journey.failure)[-1] == "…"
+        )
+        assert len(str(journey.failure)) < 300
+
+    def test_has_what_ds_worker_says(self) -> None:
+        journey = parked(("pull.failed", "D worker", {"reason": UNKNOWN}))
+        assert journey.failure is None
+        journey.answered(None, RequestError(502, "no KV", hop=f"decode instance {D}"))
+        says = "D's worker says: remote engine_id … not found from bootstrap server"
+        assert journey.failure == f"502 from the decode instance: no KV; {says}"
+
+    @pytest.mark.parametrize(
+        ("facts", "line"),
+        [
+            (HALF | {"role": "decode", "status": 500}, "500 from the decode instance"),
+            (
+                HALF | {"error": f"prefill instance {P}: status 502: {OURS}"},
+                "502 from the prefill instance: connection refused",
+            ),
+            (HALF | {"error": f'prefill instance {P}: status 502: {{"mes'}, '502 from the prefill instance: {"mes'),
+            (HALF | {"status": None, "error": "KeyError"}, "from the prefill instance: KeyError"),
+        ],
+    )  # fmt: skip
+    def test_of_a_trace_is_the_half_that_failed_first(self, facts: dict[str, Any], line: str) -> None:
+        closed = {"role": "decode", "unanswered": True}
+        journey = parked(("half.failed", "proxy", facts), ("half.closed", "proxy", closed))
+        assert journey.failure == line
+        assert f"failed: {line}>" in repr(journey)
+
+    def test_of_a_trace_is_that_d_was_not_waited_for(self) -> None:
+        journey = parked(("half.closed", "proxy", {"role": "decode", "unanswered": True}))
+        assert journey.failure == "ended before D had answered"
+
+    def test_of_a_half_that_no_proxy_sent(self) -> None:
+        failed = [("pull.failed", "D worker", {"reason": "no"}), ("load.failed", "D scheduler", {"policy": "fail"})]
+        assert parked(*failed).failure == "D did not get the KV; D's worker says: no"
+        assert parked(failed[0], ("load.failed", "D scheduler", {"policy": "recompute"})).failure is None
+
+    def test_is_none_of_one_that_was_answered(self) -> None:
+        assert [recorded_journey(index).failure for index in EVERY] == [None] * len(EVERY)
+        assert saved("held").failure is None
+        whole = recorded_journey(WHOLE)
+        late = journey_of([*whole.events, event_after(whole, "half.failed", "proxy", **HALF)], whole)
+        assert late.failure is None
+        late.answered(ANSWER)
+        assert late.failure is None and "failed" not in repr(late)
 
 
 class TestSaved:

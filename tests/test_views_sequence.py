@@ -1,11 +1,19 @@
 """The sequence diagram: a row a step, arrows between actors, who waits."""
 
+from itertools import pairwise
+
 import pytest
 
+from pdlab.errors import RequestError
 from pdlab.trace.event import ACTORS
+from pdlab.trace.journey import Journey
 from pdlab.views.sequence import FROM, sequence
 from tests.test_views_picture import check_drawable, place
 from tests.traces import journey_of, saved
+
+HOP = "prefill instance http://127.0.0.1:41001"
+WHY = "it ended, or was started again, before D had its KV"
+LOST = RequestError(502, f"the proxy answered 502: {HOP}: {WHY}", hop=HOP)
 
 
 def test_a_clickable_square_a_step_and_a_column_an_actor() -> None:
@@ -46,6 +54,41 @@ def test_line() -> None:
     journey = saved("plain")
     assert sequence(journey).line == "sequence diagram by step: 25 steps by 5 actors"
     assert sequence(journey, to_scale=True).line == "sequence diagram to scale: 25 steps by 5 actors"
+
+
+@pytest.mark.parametrize("to_scale", [False, True])
+def test_a_failed_one_ends_with_the_hop_that_failed(to_scale: bool) -> None:
+    whole = saved("plain")
+    before, failed = (journey_of(whole.events[:30], whole) for _ in range(2))
+    failed.answered(None, LOST)
+    usual, picture = sequence(before, to_scale), sequence(failed, to_scale)
+    check_drawable(picture)
+    *rest, said = picture.shapes
+    assert rest == usual.shapes  # the rest of it is as it was
+    words = f"✗ failed: 502 from the prefill instance: {WHY}"
+    assert (said.kind, said.role, said.label, said.since) == ("text", "unequal", words, len(failed.steps) - 1)
+    assert usual.height < said.at[1] < picture.height
+    assert picture.line == f"{usual.line}; {words}"
+    assert picture.png() and words in picture.svg() and words not in "".join(picture.svg(0).split("</title>")[1:])
+
+
+def test_a_long_reason_is_written_in_several_rows() -> None:
+    whole = saved("plain")
+    failed = journey_of(whole.events[:30], whole)
+    failed.answered(None, RequestError(400, "no KV " * 100, hop="decode instance http://127.0.0.1:41002"))
+    picture = sequence(failed)
+    check_drawable(picture)
+    rows = [s for s in picture.shapes if s.role == "unequal"]
+    assert len(rows) == 3 and " ".join(s.label for s in rows) == f"✗ failed: {failed.failure}"
+    assert all(len(s.label) * s.size * 0.7 < picture.width for s in rows)
+    assert [b.at[1] - a.at[1] for a, b in pairwise(rows)] == [17, 17]
+
+
+def test_a_refused_one_has_no_step_and_says_why() -> None:
+    picture = sequence(Journey("pdlab-1", error=RequestError(400, "the proxy answered 400: request: no")))
+    check_drawable(picture)
+    assert picture.line == "sequence diagram by step: 0 steps by 0 actors; ✗ failed: 400 for the request: no"
+    assert "✗ failed" in [s.label for s in picture.at_step(0)][-1]
 
 
 @pytest.mark.parametrize("to_scale", [False, True])

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from pdlab.errors import RequestError
 from pdlab.views.picture import Picture, Shape
 from pdlab.views.status import COLUMN, LEFT, status
 from tests.test_views_picture import check_drawable, place
@@ -92,6 +93,18 @@ def test_line() -> None:
     halves = "P WAITING, RUNNING, FINISHED_LENGTH_CAPPED, computed tokens 0, 143; D WAITING, WAITING_FOR_REMOTE_KVS, "
     rest = "WAITING, RUNNING, FINISHED_LENGTH_CAPPED, computed tokens 0, 143, 142, 143"
     assert status(saved("plain")).line == status(saved("p_first")).line == f"status: {halves}{rest}"
+
+
+def test_a_failed_one_ends_with_the_hop_that_failed() -> None:
+    whole = saved("plain")
+    before, failed = (journey_of(whole.events[:30], whole) for _ in range(2))
+    failed.answered(None, RequestError(502, "it ended", hop="decode instance http://127.0.0.1:41002"))
+    usual, picture = status(before), status(failed)
+    check_drawable(picture)
+    assert picture.shapes[:-1] == usual.shapes
+    said, words = picture.shapes[-1], "✗ failed: 502 from the decode instance: it ended"
+    assert (said.role, said.label, said.since) == ("unequal", words, len(failed.steps) - 1)
+    assert picture.line == f"{usual.line}; {words}"
 
 
 @pytest.mark.parametrize("name", ["plain", "partial_hit", "held", "p_first", "batch"])

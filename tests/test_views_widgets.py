@@ -13,7 +13,7 @@ import ipywidgets
 import pytest
 
 from pdlab import views
-from pdlab.errors import PdlabError
+from pdlab.errors import PdlabError, RequestError
 from pdlab.source.anchor import Anchor
 from pdlab.source.anchors import ANCHORS
 from pdlab.trace.journey import Journey
@@ -130,6 +130,23 @@ def test_a_journey_without_a_step_is_no_error() -> None:
     button(bench, "▶").click()
     assert bench.stepper.step == 0
     assert repr(bench.stepper) == "<stepper: nothing has happened yet>"
+
+
+def test_a_failed_journey_ends_with_the_hop_that_failed(journey: Journey) -> None:
+    failed = Journey("r", journey.events[:30], transfer_id=journey.transfer_id)
+    failed.answered(None, RequestError(502, "it <ended>", hop="prefill instance http://127.0.0.1:41001"))
+    stepper = Stepper(failed)
+    assert "✗ failed: 502 from the prefill instance: it &lt;ended&gt;</div>" in words_of(stepper)
+    assert repr(stepper).endswith("; ✗ failed: 502 from the prefill instance: it <ended>>")
+    stepper.step = 0
+    assert "failed" not in words_of(stepper) + repr(stepper)
+
+
+def test_a_refused_request_has_no_step_and_says_why() -> None:
+    bench = views.bench(Journey("r", error=RequestError(400, "the proxy answered 400: request: no")))
+    assert "✗ failed: 400 for the request: no" in words_of(bench.stepper)
+    assert repr(bench.stepper) == "<stepper: nothing has happened yet; ✗ failed: 400 for the request: no>"
+    assert repr(bench) == "<bench of Journey: 0 of 23 steps, failed: 400 for the request: no>"
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------

@@ -10,9 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pdlab.checks import seconds as checked
+from pdlab.checks import whole, write
 from pdlab.errors import PdlabError
 from pdlab.trace.answer import Answer
 from pdlab.trace.event import ACTORS, SCHEMA, Event, read_line
+from pdlab.trace.failure import failure_of
 from pdlab.trace.side import Side, side_of
 from pdlab.trace.steps import KINDS, NUMBERS, Step, steps_of
 from pdlab.trace.writes import Write, length_of, writes_of
@@ -267,6 +270,11 @@ class Journey:
         return points[-1] if points else None
 
     @property
+    def failure(self) -> str | None:
+        """In one line which hop failed it, with which status and why; None while it has not failed."""
+        return None if self._answer is not None else failure_of(self.error, self.events)
+
+    @property
     def missing(self) -> list[str]:
         """What has not happened, or was not seen; empty for a whole journey."""
         there = {event.actor for event in self.events}
@@ -291,11 +299,13 @@ class Journey:
         """Return when step `number` has happened; the request may be held meanwhile.
 
         Raises:
-            PdlabError: it has not within `seconds`.
+            PdlabError: it has not within `seconds`, it is no step, or nothing more will come.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + checked(seconds)
+        if whole("number", number, 1) not in NUMBERS:
+            raise PdlabError(f"there is no step {number}", f"the steps are {NUMBERS[0]} to {NUMBERS[-1]}")
         while number not in {step.number for step in self.steps}:
-            if time.monotonic() > deadline:
+            if self._feed is None or time.monotonic() > deadline:
                 self.step(number)  # raises
             time.sleep(0.02)
         return self
@@ -306,7 +316,7 @@ class Journey:
         Raises:
             PdlabError: the request failed, or `seconds` passed.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + checked(seconds)
         while self.error is None and not self.complete:
             if self.done and self._feed is None:
                 break
@@ -348,7 +358,7 @@ class Journey:
             return cls(
                 fields["request_id"], events, transfer_id=fields["transfer_id"], answer=answer,
                 error=PdlabError(fields["error"]) if fields["error"] else None,
-                about=fields["about"],
+                about=dict(fields["about"]),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise PdlabError(
@@ -357,9 +367,8 @@ class Journey:
 
     def save(self, path: str | Path) -> Path:
         """Write it to a file: JSON, or compressed where the name ends in .gz."""
-        path, text = Path(path), json.dumps(self.as_dict(), separators=(",", ":"))
-        path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
-        return path
+        data = json.dumps(self.as_dict(), separators=(",", ":")).encode()
+        return write(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
     @classmethod
     def load(cls, path: str | Path) -> "Journey":
@@ -367,7 +376,7 @@ class Journey:
         try:
             raw = Path(path).read_bytes()
             fields = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-        except (OSError, ValueError, EOFError, zlib.error) as error:
+        except (OSError, TypeError, ValueError, EOFError, zlib.error) as error:
             raise PdlabError(f"cannot read a journey from {path} ({error})", "journey.save writes one") from None
         return cls.from_dict(fields)
 

@@ -25,8 +25,8 @@ def line(journey: "Journey") -> str:
         words.append(f"{'1 block' if blocks == 1 else f'{blocks} blocks'} moved, {journey.bytes_moved:,} bytes")
     if journey.held:
         words.append(f"held at {journey.held}")
-    elif journey.error:
-        words.append(f"failed: {str(journey.error).splitlines()[0]}")
+    elif failure := journey.failure:
+        words.append(f"failed: {failure}")
     elif journey.has_text:
         words.append(repr(journey.text))
     elif journey.done:

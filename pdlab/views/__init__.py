@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from pdlab.views.bench import Bench
     from pdlab.views.figure import Figure
     from pdlab.views.gates import GatePanel
+    from pdlab.views.health import HealthPanel
     from pdlab.views.predict import Prediction
     from pdlab.views.source import Source
     from pdlab.views.stepper import Stepper
     from pdlab.views.timeline import Timeline
 
 __all__ = [
-    "bench", "blocks_view", "gate_panel", "memory_view", "predict", "sequence_view", "source_view", "status_view",
-    "stepper", "timeline_view",
+    "bench", "blocks_view", "gate_panel", "health_view", "memory_view", "predict", "sequence_view", "source_view",
+    "status_view", "stepper", "timeline_view",
 ]  # fmt: skip
 
 
@@ -32,7 +33,8 @@ def bench(journey: "Journey", lab: "Lab | None" = None, compared: Any = None) ->
     """All views of a journey on one cursor; with a lab, its gates too; with what was compared, what is equal."""
     from pdlab.views.bench import bench as made
 
-    return made(journey, lab, compared)
+    _must_be_lab(lab) if lab is not None else None
+    return made(_journey(journey), lab, _comparison(compared))
 
 
 def predict(question: str, options: "Sequence[str]", answer: str, because: str = "") -> "Prediction":
@@ -46,7 +48,7 @@ def stepper(journey: "Journey") -> "Stepper":
     """A cursor over the steps; `stepper.follow(view, …)` lets views go with it."""
     from pdlab.views.stepper import Stepper
 
-    return Stepper(journey)
+    return Stepper(_journey(journey))
 
 
 def sequence_view(journey: "Journey", to_scale: bool = False) -> "Figure":
@@ -56,11 +58,16 @@ def sequence_view(journey: "Journey", to_scale: bool = False) -> "Figure":
 
 def blocks_view(journey: "Journey", compared: Any = None) -> "Figure":
     """The block tables of both sides; with what `lab.compare(journey)` found."""
-    return _figure("blocks", journey, compared=compared)
+    return _figure("blocks", journey, compared=_comparison(compared))
 
 
 def memory_view(journey: "Journey", layer: int = 0) -> "Figure":
     """The memory of one layer on both sides, and what is written from the one to the other."""
+    layers = [write.layer for write in _journey(journey).writes]
+    if layers and layer not in layers:
+        from pdlab.errors import PdlabError
+
+        raise PdlabError(f"there is no layer {layer!r}", f"choose of {min(layers)} to {max(layers)}")
     return _figure("memory", journey, layer=layer)
 
 
@@ -73,28 +80,62 @@ def source_view(journey: "Journey") -> "Source":
     """The installed vLLM's source of each step, and the values that were seen there."""
     from pdlab.views.source import Source
 
-    return Source(journey)
+    return Source(_journey(journey))
 
 
 def gate_panel(lab: "Lab") -> "GatePanel":
     """The gates of a lab: who is held, and buttons to hold and to release."""
     from pdlab.views.gates import GatePanel
 
+    _must_be_lab(lab)
     return GatePanel(lab)
+
+
+def health_view(lab: "Lab") -> "HealthPanel":
+    """The health of a lab: which servers are up, what the engines hold, and buttons that bring it back."""
+    from pdlab.views.health import HealthPanel
+
+    return HealthPanel(lab)
 
 
 def timeline_view(trace: "Trace") -> "Timeline":
     """Many journeys over time."""
+    from pdlab.checks import of_kind
+    from pdlab.trace.trace import Trace
     from pdlab.views.timeline import Timeline
 
-    return Timeline(trace)
+    return Timeline(of_kind(trace, Trace, "give what lab.trace() returned"))
 
 
 def _figure(name: str, journey: "Journey", **how: Any) -> "Figure":
     from pdlab.views.bench import picture_of
     from pdlab.views.figure import Figure
 
+    journey = _journey(journey)
     return Figure(picture_of(name, journey, **how), last=max(len(journey.steps) - 1, 0))
+
+
+def _journey(given: Any) -> "Journey":
+    from pdlab.checks import of_kind
+    from pdlab.trace.journey import Journey
+
+    return of_kind(given, Journey, "give a journey: lab.send(…), lab.submit(…) or one of lab.trace()")
+
+
+def _comparison(given: Any) -> Any:
+    from pdlab.errors import PdlabError
+
+    if given is not None and not hasattr(given, "pairs"):
+        raise PdlabError(f"this is no comparison but {given!r:.60}", "give what lab.compare(journey) returned")
+    return given
+
+
+def _must_be_lab(given: Any) -> None:
+    """A live lab or a recorded one."""
+    from pdlab.errors import PdlabError
+
+    if not (hasattr(given, "hold") and hasattr(given, "held")) or isinstance(given, type):
+        raise PdlabError(f"this is no lab but {given!r:.60}", "give what pdlab.up() returned")
 
 
 class _Views(ModuleType):

@@ -3,6 +3,7 @@
 from pdlab.trace.event import ACTORS
 from pdlab.trace.journey import Journey
 from pdlab.trace.steps import Step
+from pdlab.views.failed import add_failure
 from pdlab.views.picture import Picture
 
 LEFT, COLUMN, TOP, ROW = 70, 190, 64, 30
@@ -45,6 +46,7 @@ def sequence(journey: Journey, to_scale: bool = False) -> Picture:
     _waits(picture, steps, rows)
     for index, (step, y) in enumerate(zip(steps, rows, strict=True)):
         _step(picture, index, step, y)
+    add_failure(picture, journey)
     return picture
 
 

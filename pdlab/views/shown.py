@@ -24,6 +24,8 @@ STYLE = """
 .pdlab-said .D { color: var(--pdlab-D); }
 .pdlab-said table { border-collapse: collapse; }
 .pdlab-said td, .pdlab-said th { padding: 1px 16px 1px 0; text-align: left; font-weight: normal; }
+.pdlab-said .bar { display: inline-block; width: 80px; height: 9px; border: 1px solid currentColor; }
+.pdlab-said .bar div { height: 100%; background: currentColor; }
 """
 
 

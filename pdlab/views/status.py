@@ -6,6 +6,7 @@ from itertools import groupby
 from pdlab.trace.journey import Journey
 from pdlab.trace.side import Moment, Side
 from pdlab.trace.steps import Step
+from pdlab.views.failed import add_failure
 from pdlab.views.picture import Picture
 
 LEFT, COLUMN, TOP, LANE = 74, 36, 20, 216
@@ -30,6 +31,7 @@ def status(journey: Journey) -> Picture:
     _axis(picture, steps)
     for lane, side in enumerate((journey.prefill, journey.decode)):
         _lane(picture, steps, side, TOP + LANE * lane)
+    add_failure(picture, journey)
     return picture
 
 

@@ -8,10 +8,12 @@ import traitlets
 
 from pdlab.trace.journey import Journey
 from pdlab.trace.steps import NUMBERS, Step
+from pdlab.views.failed import failed
 from pdlab.views.sequence import ROLES
 from pdlab.views.shown import ErrorLine, guarded, said, style
 
 PACE = 1500  # milliseconds a step while it plays: enough to read its line
+NOTHING = "nothing has happened yet"
 
 
 class Stepper(ipywidgets.VBox):
@@ -25,7 +27,7 @@ class Stepper(ipywidgets.VBox):
     step = traitlets.Int(0)
 
     def __init__(self, journey: Journey) -> None:
-        self._steps = journey.steps
+        self._steps, self._failed = journey.steps, failed(journey)
         self.last = max(len(self._steps) - 1, 0)
         self._words, self._error = ipywidgets.HTML(), ErrorLine()
         self._back, self._on = (self._button(*of) for of in (("◀", "the step before", -1), ("▶", "the next step", 1)))
@@ -76,15 +78,22 @@ class Stepper(ipywidgets.VBox):
         if change["new"] and self.step == self.last:
             self.step = 0
 
+    @property
+    def _end(self) -> str | None:
+        """That it failed, on its last step: how it ended is not given away before."""
+        return self._failed if self.step == self.last else None
+
     def _say(self, *_: Any) -> None:
         self._back.disabled, self._on.disabled = self.step == 0, self.step == self.last
-        self._words.value = said(_in_colour(self._steps[self.step]) if self._steps else "nothing has happened yet")
+        words = _in_colour(self._steps[self.step]) if self._steps else NOTHING
+        self._words.value = said(words + (f'<div class="unequal">{escape(end)}</div>' if (end := self._end) else ""))
 
     def __repr__(self) -> str:
+        end = f"; {self._end}" if self._end else ""
         if not self._steps:
-            return "<stepper: nothing has happened yet>"
+            return f"<stepper: {NOTHING}{end}>"
         step = self._steps[self.step]
-        return f"<stepper: step {step.number} of {NUMBERS[-1]}, {step.actor}: {step.title}>"
+        return f"<stepper: step {step.number} of {NUMBERS[-1]}, {step.actor}: {step.title}{end}>"
 
 
 def _in_colour(step: Step) -> str:

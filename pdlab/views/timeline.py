@@ -18,6 +18,7 @@ import anywidget
 import ipywidgets
 import traitlets
 
+from pdlab.errors import PdlabError
 from pdlab.trace.event import ACTORS
 from pdlab.trace.journey import STAGES, Journey
 from pdlab.trace.steps import KINDS
@@ -313,8 +314,8 @@ class Timeline(ipywidgets.VBox):
     def _save(self, _: Any) -> None:
         try:
             self.said.value = f"saved {self.trace.save_chrome_trace(self.path)}: open it at ui.perfetto.dev"
-        except OSError as error:
-            self.said.value = f"not saved: {error}"
+        except PdlabError as error:
+            self.said.value = f"not saved: {error.message}"
 
     def png(self, dark: bool = False) -> bytes:
         """All of it as a PNG; of very many items without the finer pixels of a dense screen."""
