@@ -1,0 +1,116 @@
+"""Faults of pools: blocks that lie apart, or that are too few."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from pdlab.claims.bench import load_beside_prefill
+from pdlab.errors import must
+from pdlab.faults.hands import Hands
+from pdlab.faults.outcome import Seen
+from pdlab.lab.halves import Got
+from pdlab.lab.lab import Lab
+from pdlab.trace.journey import Journey
+
+PREEMPTIONS = "vllm:num_preemptions_total"
+PIECES = 2048  # that Mooncake's TCP transport takes in one batch
+
+
+def write_fails(h: Hands) -> Seen:
+    """P's write has more pieces than Mooncake's TCP transport takes."""
+    regions, size = len(h.d.registered_kv["regions"]), int(h.d.registered_kv["block_size"])
+    blocks = PIECES // regions + 2
+    got, journey = into_falling_blocks(h, [1000 + n % 3000 for n in range(blocks * size)])
+    must(got.status == 500 and "decode" in got.hop, f"through the proxy: {got}")
+    h.until(lambda: journey.of("pull.failed"), "D's worker says why")
+    reason, written = journey.of("pull.failed")[0].facts["reason"], journey.of("transfer.written")[0].facts["result"]
+    must(
+        len(journey.writes) > PIECES and written != 0, f"{len(journey.writes)} pieces, and the write returned {written}"
+    )
+    freed = h.until_free(h.p, h.d, patience=h.longer(3))
+    h.must_serve()
+    return Seen(
+        f"the transport takes {PIECES:,} pieces in a batch; of more it refuses the rest, and the write returns "
+        f"{written}; D fails at once, P keeps the blocks for {h.timeout} s "
+        "(MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER=16384 raises the limit)",
+        "500 that names D; its worker's reason is in the journey",
+        {"pieces": len(journey.writes), "reason": reason, "freed_seconds": freed},
+        journey,
+    )
+
+
+def into_falling_blocks(h: Hands, prompt: list[int]) -> tuple[Got, Journey]:
+    """Send a prompt until D takes its blocks for it in falling order, so that no two of them are one piece.
+
+    A request gives its blocks back last first, so that D's free list turns round as it is used up. P computes the
+    prompt once, alone, since that takes longer than D waits; then it has it in its prefix cache. D's is emptied.
+    """
+    h.p.complete(prompt, 1, fresh=False)
+    for _ in range(2 * (h.d.usage().blocks // (len(prompt) // int(h.d.registered_kv["block_size"])) + 1)):
+        got, journey = h.ended(h.lab.submit(prompt, 1), time.monotonic())
+        if got.status != 200:
+            break
+        h.until(h.d.reset_prefix_cache, "D's blocks are free")
+    return got, journey
+
+
+def preemption(h: Hands) -> Seen:
+    """P and D have too few blocks for what they are asked at once."""
+    with h.small() as lab:
+        before = {engine.role: engine.metric(PREEMPTIONS) for engine in lab.engines}
+        long = [list(range(1000 + n, 1352 + n)) for n in range(4)]
+        growing = [list(range(2000 + n, 2095 + n)) for n in range(7)]
+        asked = [*ask_all(lab, long, 2), *ask_all(lab, growing, 20)]
+        counted = {engine.role: engine.metric(PREEMPTIONS) - before[engine.role] for engine in lab.engines}
+    must(counted["prefill"] == 0 and counted["decode"] > 0, f"preempted: {counted}")
+    for got, right in asked:
+        must(got.status == 200 and got.token_ids == right, f"through the proxy: {got}, right: {right}")
+    return Seen(
+        "P takes a prompt in only where all of it fits, and has nothing to preempt: the others wait. D preempts "
+        "requests that decode, and then computes all of their tokens itself: KV is pulled once a request",
+        f"nothing to do: all {len(asked)} answers are right",
+        {"preemptions": counted},
+    )
+
+
+def queue_full(h: Hands) -> Seen:
+    """D has blocks free, but they are reserved for a prompt that it computes in chunks."""
+    with h.small() as lab:
+        journey = load_beside_prefill(lab)
+        right = lab.decode.complete(list(range(1000, 1160)), len(journey.token_ids)).token_ids
+    tries = [e.facts for e in journey.of("blocks.allocated", "D scheduler") if e.facts["delay_cache_blocks"]]
+    must(tries[0]["reserved_blocks"] > 0 and not tries[0]["allocated"], f"the first try: {tries[0]}")
+    must(tries[-1]["allocated"] and journey.token_ids == right, f"the last try: {tries[-1]}")
+    return Seen(
+        "the load is refused and tried again in every step until there is room; P's blocks are pinned meanwhile",
+        "nothing to do: the client waits, and its answer is right",
+        {"tries": len(tries), "reserved_blocks": tries[0]["reserved_blocks"]},
+        journey,
+    )
+
+
+def chunked_prefill(h: Hands) -> Seen:
+    """P computes the prompt in chunks."""
+    with h.small() as lab:
+        size = int(lab.decode.registered_kv["block_size"])
+        prompts = [list(range(1000, 1000 + n)) for n in (1, size - 1, size, size + 1, 200)]
+        for prompt in prompts:
+            right = lab.decode.complete(prompt, 4).token_ids
+            journey = lab.send(prompt, 4, fresh=True)
+            must(journey.token_ids == right, f"{len(prompt)} tokens: {journey.token_ids}, right: {right}")
+    chunks = [e.facts["num_scheduled_tokens"] for e in journey.of("scheduled", "P scheduler")]
+    must(sum(count > 0 for count in chunks) > 1, f"chunks: {chunks}")
+    return Seen(
+        "nothing is sent before the last chunk is computed; D waits that much longer",
+        f"nothing to do: prompts of {', '.join(str(len(prompt)) for prompt in prompts)} tokens are answered rightly",
+        {"chunks": [count for count in chunks if count]},
+        journey,
+    )
+
+
+def ask_all(lab: Lab, prompts: list[list[int]], tokens: int) -> list[tuple[Got, tuple[int, ...]]]:
+    """All at once through the proxy; with each what D alone says, asked one after the other."""
+    rights = [lab.decode.complete(prompt, tokens, ignore_eos=True).token_ids for prompt in prompts]
+    hands = Hands(lab)
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        gots = list(pool.map(lambda prompt: hands.send(prompt, tokens, ignore_eos=True)[0], prompts))
+    return list(zip(gots, rights, strict=True))

@@ -1,0 +1,160 @@
+"""Faults of processes: an engine dies, comes back as another, or is killed by what it is asked."""
+
+import time
+from typing import Any
+
+from pdlab.claims.bench import PROMPT, TOKENS
+from pdlab.errors import must
+from pdlab.faults.hands import SOON, Client, Hands
+from pdlab.faults.outcome import Seen
+from pdlab.lab.halves import Asked, Got, ask, body_of, new_transfer_id, prefill_half
+
+STREAMED = 80  # tokens: some seconds of decoding
+
+
+def prefill_killed(h: Hands) -> Seen:
+    """P is killed while D waits for the KV of one request, and streams the answer of another."""
+    right = h.d.complete(PROMPT, STREAMED, ignore_eos=True).token_ids
+    chunks = Client(h.lab.proxy.url, body_of(PROMPT, STREAMED, stream=True, ignore_eos=True)).chunks()
+    tokens = [token for _ in range(3) for token in tokens_of(next(chunks))]
+    transfer, body = new_transfer_id(), body_of(PROMPT, TOKENS)
+    with h.lab.hold("before_write") as hold:
+        journey = h.lab.submit(PROMPT, TOKENS, fresh=True)
+        Asked(h.p.url, prefill_half(body, transfer))
+        stock = Asked(h.d.url, h.decode_half(body, transfer), h.longer(3))
+        hold.wait(2)
+        must(h.d.usage().running == 1, "D was done with the stream before P was killed")
+        killed = h.kill(h.p)
+        got, _ = h.ended(journey, killed)
+    must(got.status == 502 and "prefill" in got.hop and got.seconds < SOON, f"through the proxy: {got}")
+    tokens += [token for chunk in chunks for token in tokens_of(chunk)]
+    must(tuple(tokens) == right, f"the stream had {tokens}, right: {right}")
+    nothing = stock.result()
+    must(nothing.status == 0, f"D's half got {nothing}")
+    h.until(lambda: h.d.usage().kept, "D has heard that the client left")
+    kept = h.d.usage()
+    return Seen(
+        f"the stream goes on to its end. The half that waits is told nothing: {h.longer(2)} s later its client still "
+        "waits (D's socket waits 60 s longer than P's timeout); when the client leaves, D keeps the blocks",
+        "502 that names P within 3 s: while D says nothing and waits for KV, the proxy looks whether P is still there; "
+        f"the stream has all {STREAMED} tokens, and they are right",
+        {"pdlab_seconds": got.seconds, "stock_waited": nothing.seconds, "blocks_of_d": kept.used_blocks},
+        journey,
+    )
+
+
+def tokens_of(chunk: dict[str, Any]) -> list[int]:
+    """The token ids of one event of a stream."""
+    return chunk["choices"][0].get("token_ids") or []
+
+
+def prefill_restarted(h: Hands) -> Seen:
+    """P dies and comes back: with another engine id."""
+    h.must_serve()  # D knows P now
+    old = h.p.engine_id
+    h.kill(h.p)
+    time.sleep(1.2)  # the proxy believes an engine id for a second
+    dead, journey = h.send()
+    must(dead.status == 503 and "bootstrap" in dead.hop and dead.seconds < SOON, f"while P is down: {dead}")
+    half = h.decode_half(body_of(PROMPT, TOKENS), new_transfer_id(), remote_engine_id=old)
+    stale = ask(h.d.url, half, h.longer(2))
+    must(stale.status == 0, f"D's half with the old id got {stale}")
+    h.until(lambda: h.d.usage().kept, "D has heard that the client left")
+    healed = h.lab.heal()
+    must(h.p.engine_id != old, "the engine id is the same")
+    served, _ = h.must_serve()
+    return Seen(
+        "an engine id that D knows it does not ask for: with the old one its half waits for the dead P, 60 s longer "
+        "than P's timeout",
+        f"503 that names the bootstrap server while P is down. {repr(healed)[1:-1]}; "
+        "the next request has the new id by itself",
+        {"pdlab_seconds": dead.seconds, "after_seconds": served.seconds},
+        journey,
+    )
+
+
+def decode_killed(h: Hands) -> Seen:
+    """D is killed while P is about to write into its memory."""
+    with h.lab.hold("before_write") as hold:
+        journey = h.lab.submit(PROMPT, TOKENS, fresh=True)
+        hold.wait()
+        killed = h.kill(h.d)
+        got, _ = h.ended(journey, killed)
+    must(got.status == 502 and "decode" in got.hop and got.seconds < SOON, f"through the proxy: {got}")
+    h.until(lambda: journey.of("transfer.written"), "P writes")
+    written = journey.of("transfer.written")[0].facts
+    must(written["result"] != 0, f"the write returned {written['result']}")
+    freed = h.until_free(h.p, patience=h.longer(5))
+    return Seen(
+        f"P's write fails with {written['result']}; the KV counts as not sent: P keeps the blocks for {h.timeout} s",
+        "502 that names D at once; P's blocks come back by themselves",
+        {"pdlab_seconds": got.seconds, "write_seconds": written["seconds"], "freed_seconds": freed},
+        journey,
+    )
+
+
+def client_leaves(h: Hands) -> Seen:
+    """The client leaves: while P computes, while D waits, after the write, while D decodes."""
+    seconds = {}
+    began = time.monotonic()
+    client = Client(h.lab.proxy.url, body_of([1000 + n % 3000 for n in range(2000)], TOKENS))
+    h.until(lambda: any(one.of("scheduled", "P scheduler") for one in h.lab.trace(began)), "P computes")
+    client.leave()
+    seconds["while P computes"] = h.until_free(h.p, h.d, patience=30)
+    kept = None
+    for point, moment in (("before_write", "while D waits"), ("before_answer", "after the write")):
+        with h.lab.hold(point) as hold:
+            client = Client(h.lab.proxy.url, body_of(PROMPT, TOKENS))
+            hold.wait()
+            client.leave()
+            h.until(lambda: h.d.usage().kept, "D has heard that the client left")
+            kept = h.d.usage()
+            must(kept.used_blocks == 5 and not kept.parked, f"D {kept}")
+        seconds[moment] = h.until_free(h.p, h.d, patience=h.longer(3))
+    client = Client(h.lab.proxy.url, body_of(PROMPT, 200, ignore_eos=True, stream=True))
+    next(client.chunks())
+    client.leave()
+    seconds["while D decodes"] = h.until_free(h.p, h.d)
+    _, journey = h.must_serve()
+    return Seen(
+        "a D that waits for a write cannot take its blocks back: it keeps them, for nobody, until P has answered; "
+        "P is not told, and writes all the same",
+        "the proxy closes both halves: P stops if it still computes, D frees at once if it decodes, else after the "
+        f"write; at every one of {len(seconds)} moments all blocks come back",
+        {"seconds_until_free": seconds},
+        journey,
+    )
+
+
+def swapped_roles(h: Hands) -> Seen:
+    """P gets the half of D, and D the half of P."""
+    body, transfer = body_of(PROMPT, TOKENS), new_transfer_id()
+    p = ask(h.p.url, h.decode_half(body, transfer), SOON * 3)
+    d = ask(h.d.url, prefill_half(body, transfer), SOON * 3)
+    must(p.status != 200 and d.status != 200, f"P's half got {p}, D's {d}")
+    for engine in h.lab.engines:
+        h.until_dead(engine)
+    return Seen(
+        f"both engines die of an assertion: P with {_said(p)}, D with {_said(d)}",
+        "the proxy sends each half to its side, and drops what the client says of it; heal() brings both back",
+        {"p": p.reason, "d": d.reason},
+    )
+
+
+def incomplete_parameters(h: Hands) -> Seen:
+    """D's half does not say where P's bootstrap server is."""
+    half = h.decode_half(body_of(PROMPT, TOKENS), new_transfer_id(), remote_bootstrap_addr=None)
+    got = ask(h.d.url, half, SOON)
+    must(got.status == 0, f"D's half got {got}")
+    h.until_dead(h.d)
+    time.sleep(0.1)
+    return Seen(
+        "D logs that it will not transfer, and parks the request all the same, for ever; "
+        "when its client leaves, D's engine dies of an assertion",
+        "the proxy fills in all four parameters itself; heal() brings D back",
+        {"waited": got.seconds},
+    )
+
+
+def _said(got: Got) -> str:
+    return f"{got.status}" if got.status else "a broken connection"
