@@ -14,6 +14,10 @@ from pdlab.recorded.mode import RECORD, RECORDED, mode
 PLAYS = pytest.StashKey[bool]()  # whether this session plays recorded runs
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the faults too that start engines of their own (minutes)")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     import os
 
@@ -66,5 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid} was never run: nbval would compare nothing (notebooks/refresh.py)")
         if item.path.name.startswith("test_live"):
             item.add_marker(pytest.mark.live)
-            if config.stash[PLAYS]:
-                item.add_marker(pytest.mark.skip(reason="needs engines: unset PDLAB_RUN"))
+        if item.get_closest_marker("live") and config.stash[PLAYS]:
+            item.add_marker(pytest.mark.skip(reason="needs engines: unset PDLAB_RUN"))
+        elif item.get_closest_marker("slow") and not config.option.slow:
+            item.add_marker(pytest.mark.skip(reason="starts engines of its own: --slow"))

@@ -42,7 +42,9 @@ def lab(
     model: Model = None,
     profile: Profile = None,
     dtype: Dtype = None,
-    port: Annotated[int | None, typer.Option(help="JupyterLab's port. [default: 8888, or a free one]")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="JupyterLab's port. [default: 8888, or a free one]")
+    ] = None,
     browser: Annotated[bool, typer.Option(help="Open a browser, where there is one.")] = True,
 ) -> None:
     """Bring the engines up, and JupyterLab at the first notebook. Ctrl-C ends both."""
@@ -71,7 +73,9 @@ def tour(
 ) -> None:
     """Bring the lab up, send one prompt, tell what happened stage by stage, and end it."""
     from pdlab import tour as tours
+    from pdlab.lab.answer import check
 
+    check(tours.PROMPT if prompt is None else prompt, max_tokens, {})
     with running_lab(model=model, profile=profile) as (running, _):
         journey, facts = tours.tour(running, tours.PROMPT if prompt is None else prompt, max_tokens)
         print(json.dumps(facts, indent=1) if as_json else tours.render(journey, facts, running))
@@ -136,8 +140,10 @@ def serve(
     dtype: Dtype = None,
     protocol: Protocol = None,
     host: Annotated[str, typer.Option(help="The address by which the other instance reaches this one.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Of the API server. [default: a free one]")] = 0,
-    bootstrap_port: Annotated[int, typer.Option(help="Of a prefill instance's bootstrap server.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the API server. [default: a free one]")] = 0,
+    bootstrap_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of a prefill instance's bootstrap server.")
+    ] = 0,
     extra: Annotated[list[str] | None, typer.Argument(help="After --: arguments of vLLM's own.")] = None,
 ) -> None:
     """Run one instance in the foreground, for a second GPU or another host; join two with pdlab.join()."""
@@ -182,6 +188,35 @@ def claims(model: Model = None, profile: Profile = None, as_json: Json = False) 
     raise typer.Exit(confirmed < len(decided))
 
 
+@app.command("faults")
+def produce_faults(
+    names: Annotated[list[str] | None, typer.Argument(help="As pdlab.faults.FAULTS names them. [default: all]")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Write what came of them to data/faults.json.")] = False,
+    model: Model = None,
+    profile: Profile = None,
+    as_json: Json = False,
+) -> None:
+    """Produce faults on live engines, one after the other. Exit code 1 if one goes otherwise than described."""
+    from pdlab.faults.run import run
+
+    raise typer.Exit(run(names or (), keep, model, profile, as_json))
+
+
+@app.command()
+def soak(
+    requests: Annotated[int, typer.Option(min=10, help="How many to send through the proxy.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of what is drawn at random: prompts, and which clients leave.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Send many requests of all kinds while clients leave and P is killed. Exit code 1 if anything is lost by it."""
+    from pdlab.bench import soak as soaks
+
+    with running_lab() as (running, _):
+        facts = soaks.soak(running, requests, seed)
+    print(json.dumps(facts, indent=1) if as_json else soaks.render(facts))
+    raise typer.Exit(not facts["clean"])
+
+
 @app.command()
 def drift(
     against: Annotated[str | None, typer.Option(help="A version of vLLM, fetched. [default: the installed]")] = None,
@@ -200,11 +235,13 @@ def record(
     ] = None,
 ) -> None:
     """Run the notebooks on live engines and keep what they did, so that PDLAB_RUN=recorded plays it anywhere."""
+    from pdlab.recorded.record import chosen
     from pdlab.recorded.record import record as keep
 
+    runs = chosen(names or ())
     os.environ.pop("PDLAB_RUN", None)  # whatever this shell plays
     with running_lab():
-        keep(names or (), tell=lambda path: print(f"{path}  {path.stat().st_size:,} bytes", flush=True))
+        keep(runs, tell=lambda path: print(f"{path}  {path.stat().st_size:,} bytes", flush=True))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -194,7 +194,7 @@ class LabPage:
         return json.loads(ast.literal_eval(reply["data"]["text/plain"]))
 
     def comes_to(self, expression: str, wanted: Any) -> None:
-        """Wait until `expression` is `wanted`: a widget keeps what it has to say while the kernel is at its last word."""
+        """Wait until `expression` is `wanted`: a widget keeps its next word while the kernel is at the last."""
         deadline = time.monotonic() + PATIENCE
         while (value := self.value(expression)) != wanted:
             assert time.monotonic() < deadline, f"{expression} is {value}, not {wanted}"

@@ -13,11 +13,11 @@ from pdlab.lab.lab import Lab
 from tests.live import command, left_of, new_since, traces, until
 
 NAME = "mortal"
-# (server, what) to kill -9, in rounds: after each round the lab is broken, and up() brings it back.
+# (server, what) to kill -9, in rounds: after each round the lab is broken, and heal() brings it back.
 ROUNDS = [
     [("prefill", "EngineCore"), ("decode", "API server"), ("proxy", "proxy")],
     [("prefill", "API server"), ("decode", "nanny"), ("proxy", "nanny")],
-    [("prefill", "nanny"), ("decode", "EngineCore")],
+    pytest.param([("prefill", "nanny"), ("decode", "EngineCore")], marks=pytest.mark.slow),
 ]
 
 
@@ -35,9 +35,9 @@ def _end() -> Iterator[None]:
     down(NAME)
 
 
-@pytest.mark.parametrize("victims", ROUNDS, ids=lambda victims: ", ".join(f"{s} {w}" for s, w in victims))
+@pytest.mark.parametrize("victims", ROUNDS)
 def test_kill_minus_nine(before: dict[str, set[str]], victims: list[tuple[str, str]]) -> None:
-    lab = pdlab.up(name=NAME)  # the first time a start; then it finds the lab broken and starts it again
+    lab = pdlab.up(name=NAME)  # the first time a start
     for server, what in victims:
         rows = lab.processes()
         victim = next(row for row in rows if (row.server, row.what) == (server, what))
@@ -47,22 +47,20 @@ def test_kill_minus_nine(before: dict[str, set[str]], victims: list[tuple[str, s
     assert not lab.status()["up"]
     with pytest.raises(PdlabError, match=r"broken: .*died"):
         pdlab.attach(NAME)
+    assert lab.heal().started == tuple(server for server, _ in victims)
+    assert lab.status()["up"]
+    assert lab.send("Hello").token_ids
 
 
-def test_a_killed_resource_tracker_leaves_nothing_either(before: dict[str, set[str]]) -> None:
+def test_down_leaves_the_machine_as_it_was(before: dict[str, set[str]]) -> None:
     lab = pdlab.up(name=NAME)
+    assert len(lab.processes()) >= 8
+    assert new_since(before)["processes"]
     for row in lab.processes():
         if row.what == "resource tracker":
             os.kill(row.pid, signal.SIGKILL)
     assert lab.send("Hello").token_ids  # the lab goes on
     lab.down()
-    assert new_since(before) == {}
-
-
-def test_up_and_down_leave_the_machine_as_it_was(before: dict[str, set[str]]) -> None:
-    with pdlab.up(name=NAME) as lab:
-        assert len(lab.processes()) >= 8
-        assert new_since(before)["processes"]
     assert new_since(before) == {}
 
 
@@ -79,7 +77,7 @@ def test_a_tour_that_is_ended_in_mid_start(before: dict[str, set[str]], tmp_path
     assert until(lambda: new_since(before) == {}, 30), new_since(before)
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("ending", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_lab_that_is_ended_takes_its_engines_along(
     before: dict[str, set[str]], tmp_path: Path, ending: signal.Signals
 ) -> None:

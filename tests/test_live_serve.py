@@ -67,6 +67,7 @@ def test_other_weights_and_another_dtype_are_refused_in_words(lab: Lab, tmp_path
     assert until(lambda: new_since(before) == {}, 10), new_since(before)
 
 
+@pytest.mark.slow
 def test_a_prefill_instance_that_came_back_is_found_again(lab: Lab, tmp_path: Path) -> None:
     """It has the same address and a new engine id, of which the proxy must tell D."""
     before = traces()

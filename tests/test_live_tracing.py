@@ -22,7 +22,7 @@ def untraced() -> Iterator[Lab]:
 def test_twenty_prompts_have_the_same_answers(lab: Lab, untraced: Lab) -> None:
     assert len(PROMPTS) == 20
     for prompt in PROMPTS:
-        assert lab.send(prompt, fresh=True).token_ids == untraced.send(prompt, fresh=True).token_ids
+        assert lab.send(prompt, 4, fresh=True).token_ids == untraced.send(prompt, 4, fresh=True).token_ids
 
 
 def test_an_untraced_lab_says_what_it_cannot(untraced: Lab) -> None:

@@ -22,7 +22,17 @@ from tests import test_setup_bootstrap, test_setup_environment
 from tests.test_setup_bootstrap import checkout, pdlab
 
 # What the extras cpu and cuda bring, by the names under which it is imported.
-WITH_ENGINES = {"fastapi", "huggingface_hub", "mooncake", "msgspec", "tokenizers", "torch", "transformers", "vllm"}
+WITH_ENGINES = {
+    "safetensors",
+    "fastapi",
+    "huggingface_hub",
+    "mooncake",
+    "msgspec",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "vllm",
+}
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ COMMANDS = {
     "serve": "one instance in the foreground, for a second GPU or another host",
     "doctor": "check this machine and say what each finding means",
     "claims": "check what is said of the mechanism, claim by claim, on engines that run",
+    "faults": "produces faults on live engines, and says what came of each",
+    "soak": "many requests, clients that leave and a prefill instance that is killed: is anything lost?",
     "drift": "what moved or changed in vLLM's source since the version that pdlab describes",
     "record": "keep real runs, which play back where no engine runs",
     "test": "run the tests",
@@ -34,9 +36,9 @@ COMMANDS = {
 # These only speak to engines that run: any environment will do.
 TALKING = {"status", "down", "send"}
 # These start engines: they need system libraries and a model besides the environment.
-ENGINES = {"lab", "tour", "up", "test", "serve", "claims", "record", "bench"}
+ENGINES = {"lab", "tour", "up", "test", "serve", "claims", "faults", "soak", "record", "bench"}
 # No recorded run can stand in for these.
-LIVE_ONLY = {"serve", "claims", "bench"}
+LIVE_ONLY = {"serve", "claims", "faults", "soak", "bench"}
 
 
 def prepare(arguments: list[str]) -> None:
