@@ -30,6 +30,13 @@ class Engine:
         self.answers: list[Any] = [{"data": "AAAA"}]
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
+    @property
+    def engine_core(self) -> "Engine":
+        return self
+
+    async def call_utility_all_async(self, method: str) -> list[Any]:
+        return [{"used_blocks": 5}, {"used_blocks": 7}]
+
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
         self.calls.append((method, args))
         return self.answers
@@ -79,6 +86,15 @@ def test_all_layers(serve: Callable[..., TestClient], engine: Engine) -> None:
     for more in ({}, {"layers": None}):
         assert serve().post("/pdlab/kv/digests", json={"blocks": [1, 2], **more}).json() == {"workers": engine.answers}
     assert engine.calls == [("pdlab_kv_digests", ([1, 2], None))] * 2
+
+
+@pytest.mark.parametrize("token", [TOKEN, None])
+def test_what_it_holds(serve: Callable[..., TestClient], engine: Engine, token: str | None) -> None:
+    """Of each EngineCore, and in the first the worker's: numbers, for anybody."""
+    engine.answers = [{"sends": 3}, {"sends": 3}]
+    assert serve(token).get("/pdlab/usage").json() == [{"used_blocks": 5, "sends": 3}, {"used_blocks": 7}]
+    engine.answers = [{"error": "no"}]
+    assert serve(token).get("/pdlab/usage").json() == [{"used_blocks": 5}, {"used_blocks": 7}]
 
 
 class TestWhoMay:

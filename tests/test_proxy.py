@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from pdlab.lab import proxy
 from pdlab.lab.bodies import NOT_FOR_PREFILL, refusal
 from pdlab.lab.ports import Ports
 from pdlab.lab.proxy import create_app, main
@@ -32,6 +33,11 @@ ANSWER = {
 }
 CHUNK = b'data: {"id": "cmpl-1", "object": "text_completion", "choices": [{"index": 0, "text": " Paris"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
+METRICS = """# HELP vllm:num_requests_kv_fetch_by_stage Number of requests
+vllm:num_requests_kv_fetch_by_stage{{engine="0",stage="waiting_to_start"}} 0.0
+vllm:num_requests_kv_fetch_by_stage{{engine="0",stage="in_progress"}} {}.0
+vllm:num_requests_running{{engine="0"}} 1.0
+"""
 SSE = "text/event-stream; charset=utf-8"
 
 
@@ -48,10 +54,11 @@ class Instance:
         self.calls: list[tuple[dict[str, str], dict[str, Any]]] = []
         self.paths: list[str] = []
         self.arrived, self.opened, self.left, self.played = (asyncio.Event() for _ in range(4))
-        self.health = 200
+        self.health, self.fetching = 200, 0
         routes = [Route(f"/v1/{path}", self.generate, methods=["POST"]) for path in ("completions", "chat/completions")]
         routes += [Route("/v1/models", lambda _: JSONResponse({"object": "list", "data": [{"id": "tiny"}]}))]
         routes += [Route("/health", lambda _: Response(status_code=self.health))]
+        routes += [Route("/metrics", lambda _: Response(METRICS.format(self.fetching)))]
         self.app = Starlette(routes=routes)
 
     def plays(self, *script: bytes | asyncio.Event, type: str = "application/json", status: int = 200) -> None:
@@ -110,13 +117,14 @@ class Played(Response):
 
 class Bootstrap:
     def __init__(self, *engine_ids: str) -> None:
-        self.engine_ids, self.queries = list(engine_ids), 0
+        self.engine_ids, self.queries, self.status = list(engine_ids), 0, 200
         self.app = Starlette(routes=[Route("/query", self.query)])
 
     def query(self, _request: Request) -> Response:
         self.queries += 1
         worker = {"0": {"0": "tcp://127.0.0.1:40001"}}
-        return JSONResponse({str(i): {"engine_id": e, "worker_addr": worker} for i, e in enumerate(self.engine_ids)})
+        ids = {str(i): {"engine_id": e, "worker_addr": worker} for i, e in enumerate(self.engine_ids)}
+        return JSONResponse(ids, self.status)
 
 
 class Server(uvicorn.Server):
@@ -474,6 +482,58 @@ def test_an_instance_that_is_gone_is_named(which: str) -> None:
         assert message == f"{which} instance {bench.servers[gone].url}: connection refused"
         if other.calls:  # it may have been closed before it was sent
             await other.left.wait()
+
+    run()
+
+
+# P that dies when its half is done: D does not see it ---------------------------------------------------------------
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two looks at a P in a fifth of a second."""
+    monkeypatch.setattr(proxy, "LOOK", 0.1)
+
+
+@pytest.mark.usefixtures("looks")
+@pytest.mark.parametrize("how", ["it ended", "it came back"])
+def test_a_prefill_that_is_lost_while_decode_waits_for_its_kv(how: str) -> None:
+    @serves()
+    async def run(bench: Bench) -> None:
+        bench.d.plays(asyncio.Event())
+        bench.d.fetching = 1
+        asking = asyncio.create_task(bench.post())
+        await bench.p.played.wait()
+        if how == "it ended":
+            await bench.servers[bench.bootstraps[0]].stop()
+        else:
+            bench.bootstraps[0].engine_ids = ["another"]
+        answer = await asking
+        hop = f"prefill instance {bench.servers[bench.p].url}"
+        assert (answer.status_code, answer.headers["X-Failed-Hop"]) == (502, hop)
+        assert "before D had its KV" in answer.json()["error"]["message"]
+        await bench.d.left.wait()
+
+    run()
+
+
+@pytest.mark.usefixtures("looks")
+@pytest.mark.parametrize("so", ["D has its KV", "P is busy", "P is there"])
+def test_a_prefill_that_is_not_missed(so: str) -> None:
+    @serves()
+    async def run(bench: Bench) -> None:
+        done = asyncio.Event()
+        bench.d.plays(done, json.dumps(ANSWER).encode())
+        bench.d.fetching = int(so != "D has its KV")
+        asking = asyncio.create_task(bench.post())
+        await bench.p.played.wait()
+        if so == "D has its KV":
+            await bench.servers[bench.bootstraps[0]].stop()
+        elif so == "P is busy":
+            bench.bootstraps[0].status = 500
+        await asyncio.sleep(0.5)  # some looks
+        done.set()
+        assert (await asking).json() == ANSWER
 
     run()
 

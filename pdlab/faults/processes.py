@@ -101,8 +101,8 @@ def client_leaves(h: Hands) -> Seen:
     h.until(lambda: any(one.of("scheduled", "P scheduler") for one in h.lab.trace(began)), "P computes")
     client.leave()
     seconds["while P computes"] = h.until_free(h.p, h.d, patience=30)
-    kept = None
     for point, moment in (("before_write", "while D waits"), ("before_answer", "after the write")):
+        began = time.monotonic()
         with h.lab.hold(point) as hold:
             client = Client(h.lab.proxy.url, body_of(PROMPT, TOKENS))
             hold.wait()
@@ -111,19 +111,26 @@ def client_leaves(h: Hands) -> Seen:
             kept = h.d.usage()
             must(kept.used_blocks == 5 and not kept.parked, f"D {kept}")
         seconds[moment] = h.until_free(h.p, h.d, patience=h.longer(3))
+        h.until(lambda began=began: seen(h, began, "pull.received", 2), "P has a second pull")
+        must(seen(h, began, "transfer.written", 1), "P did not write")
     client = Client(h.lab.proxy.url, body_of(PROMPT, 200, ignore_eos=True, stream=True))
     next(client.chunks())
     client.leave()
     seconds["while D decodes"] = h.until_free(h.p, h.d)
     _, journey = h.must_serve()
     return Seen(
-        "a D that waits for a write cannot take its blocks back: it keeps them, for nobody, until P has answered; "
-        "P is not told, and writes all the same",
+        "a D that waits for a write cannot take its blocks back: it keeps them, for nobody, until P has answered. It "
+        "sends a second, empty pull, so that P may free its blocks; a write that is planned comes all the same",
         "the proxy closes both halves: P stops if it still computes, D frees at once if it decodes, else after the "
         f"write; at every one of {len(seconds)} moments all blocks come back",
         {"seconds_until_free": seconds},
         journey,
     )
+
+
+def seen(h: Hands, since: float, event: str, times: int) -> bool:
+    """Whether the first request since then has so many of these events."""
+    return len(h.lab.trace(since)[0].of(event)) == times
 
 
 def swapped_roles(h: Hands) -> Seen:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pdlab.errors import PdlabError, Refuted
 from pdlab.faults.faults import FAULTS, keep
 from pdlab.faults.outcome import Outcome
+from pdlab.faults.table import into_readme
 from pdlab.lab.lab import Lab, up
 from pdlab.lab.process import myself
 from pdlab.recorded.machine import about
@@ -17,7 +18,7 @@ ABORT_TIMEOUT = 5  # seconds: most of what is seen is that somebody waits for it
 
 
 def run(names: Sequence[str], keeps: bool, model: str | None, profile: str | None, as_json: bool) -> int:
-    """Produce these faults, or all, and say what came of each; how many did not go as described, at most 1.
+    """Produce these faults, or all, and say what came of each; 1 if one did not go as described, else 0.
 
     Raises:
         PdlabError: there is no fault of such a name.
@@ -34,6 +35,7 @@ def run(names: Sequence[str], keeps: bool, model: str | None, profile: str | Non
             print(outcome, file=sys.stderr if as_json else sys.stdout, flush=True)
         if keeps:
             print(keep(outcomes, about(lab)), file=sys.stderr)
+            into_readme()
     if as_json:
         print(json.dumps([outcome.as_dict() for outcome in outcomes], indent=1))
     print(f"{len(outcomes)} of {len(outcomes) + refuted} faults went as described", file=sys.stderr)

@@ -4,6 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pdlab.faults.faults import FAULTS, stored
+from pdlab.paths import repo_root
+
+BEGIN, END = "<!-- faults: written by python3 -m pdlab faults --keep -->\n", "\n<!-- end of faults -->"
 
 
 class Table:
@@ -42,3 +45,12 @@ class Table:
         upstream = f" ({row['upstream']})" if row["upstream"] else ""
         cells = (f"`{name}`: {row['title']}", row["stock"] + upstream, row["pdlab"], row["after"])
         return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def into_readme() -> None:
+    """Write the table where README.md marks the place for it."""
+    path = repo_root() / "README.md"
+    head, begin, rest = path.read_text().partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if begin and end:
+        path.write_text(f"{head}{begin}{Table().markdown()}{end}{tail}")
