@@ -47,7 +47,11 @@ journey
 # %% [markdown]
 # ## Look
 #
-# The request stands still; both engines run. (You have a minute before the hold lets it go by itself.)
+# The request stands still; both engines run. (You have a minute before the hold lets it go by itself.) The panel shows where
+# requests of this lab can be held, and who is held now. Its buttons do what `lab.hold` and `release` do.
+
+# %%
+views.gate_panel(lab)
 
 # %%
 moment = journey.decode.moments[-1]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pdlab.bench.soak import soak
 from pdlab.errors import PdlabError
 from pdlab.faults import FAULTS, stored
 from pdlab.faults.faults import NAMES
@@ -96,6 +97,13 @@ def test_heal_brings_a_killed_proxy_back(faulty: Lab) -> None:
     assert until(lambda: not process.alive)
     assert faulty.heal().started == ("proxy",)
     assert faulty.send("Still here?", max_tokens=2).token_ids
+
+
+@pytest.mark.slow
+def test_a_soak_loses_nothing(faulty: Lab) -> None:
+    facts = soak(faulty, 60)
+    assert facts["clean"], facts
+    assert facts["restarts"] == 1 and facts["left"] + facts["served"] == 60
 
 
 def test_a_lab_that_is_down_is_not_healed(faulty: Lab, before: dict[str, set[str]]) -> None:

@@ -57,16 +57,16 @@ def produce(lab: "Lab", name: str) -> Outcome:
         Refuted: these engines do otherwise than pdlab says.
     """
     function, upstream = _function(name)
-    from pdlab.faults.hands import Hands
+    from pdlab.faults.hands import Hands, quietly
 
     hands = Hands(lab)
-    if busy := lab.heal().under_way:
+    if busy := lab.heal(quietly).under_way:
         raise PdlabError(f"{busy} requests are under way", "let them end first")
     right = hands.right
     try:
         seen = function(hands)
     finally:
-        healed = lab.heal()
+        healed = lab.heal(quietly)
     must(not healed.under_way, f"{healed.under_way} requests are still under way")
     title = str(function.__doc__).strip().removesuffix(".")
     next_right = hands.send()[0].token_ids == right

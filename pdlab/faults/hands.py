@@ -22,12 +22,15 @@ from pdlab.lab.halves import Asked, Body, Got, ask, decode_params, new_transfer_
 from pdlab.lab.instance import Instance
 from pdlab.lab.lab import Lab, up
 from pdlab.lab.ports import Ports
-from pdlab.lab.progress import progress
 from pdlab.lab.start import LOOPBACK, spawn_engine
 from pdlab.lab.startup import wait_until_serving
 from pdlab.trace.journey import Journey
 
 SOON = 3.0  # seconds in which a client has to know what can be known
+
+
+def quietly(*_: object) -> None:
+    """A report that shows nothing: a fault is shown by its outcome, live and recorded alike."""
 
 
 class Hands:
@@ -148,8 +151,7 @@ class Hands:
         try:
             for number, words in enumerate(arguments):
                 made.append(self._other(folder / str(number), ports, words))
-            with progress() as tell:
-                wait_until_serving({f"decode {n}": (d.process, d.url) for n, d in enumerate(made) if d.process}, tell)
+            wait_until_serving({f"decode {n}": (d.process, d.url) for n, d in enumerate(made) if d.process}, quietly)
             yield made
         finally:
             ports.close()
@@ -168,7 +170,7 @@ class Hands:
     def small(self) -> Iterator[Lab]:
         """A lab whose engines have 24 blocks each and prefill in chunks of 64 tokens; one that runs is left running."""
         few: dict[str, Any] = {"prefill_args": FEW_BLOCKS, "decode_args": FEW_BLOCKS, "max_model_len": 704}
-        lab = up(self.settings.model, name=f"{self.lab.name}-small", abort_timeout=self.timeout, **few)
+        lab = up(self.settings.model, name=f"{self.lab.name}-small", abort_timeout=self.timeout, report=quietly, **few)
         try:
             yield lab
         finally:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pdlab.claims.bench import PROMPT, TOKENS
 from pdlab.errors import must
-from pdlab.faults.hands import SOON, Client, Hands
+from pdlab.faults.hands import SOON, Client, Hands, quietly
 from pdlab.faults.outcome import Seen
 from pdlab.lab.halves import Asked, Got, ask, body_of, new_transfer_id, prefill_half
 
@@ -60,7 +60,7 @@ def prefill_restarted(h: Hands) -> Seen:
     stale = ask(h.d.url, half, h.longer(2))
     must(stale.status == 0, f"D's half with the old id got {stale}")
     h.until(lambda: h.d.usage().kept, "D has heard that the client left")
-    healed = h.lab.heal()
+    healed = h.lab.heal(quietly)
     must(h.p.engine_id != old, "the engine id is the same")
     served, _ = h.must_serve()
     return Seen(

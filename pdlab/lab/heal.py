@@ -24,16 +24,16 @@ def heal(lab: "Lab", report: Report | None = None) -> Healed:
         raise PdlabError("these instances were started elsewhere", "start what died again where it was started")
     patience = lab.settings.abort_timeout + MARGIN
     _record_of(lab)  # before there is a lock to be left behind
-    with records.locked(lab.name), progress(report) as tell:
+    with records.locked(lab.name):
         record = _record_of(lab)
         if lab.trace_folder is not None:
             lab.release()
         died = start.broken(record)
         # What D keeps for the dead P's writes it would keep for another minute.
         stuck = ["decode"] if died == ["prefill"] and _keeps_only(lab.decode) else []
-        _start_again(lab, record, [*died, *stuck], tell)
+        _start_again(lab, record, [*died, *stuck], report)
         late = _stuck(lab, patience)
-        _start_again(lab, record, late, tell)
+        _start_again(lab, record, late, report)
     return Healed(tuple(died), (*stuck, *late), _empty_caches(lab))
 
 
@@ -44,10 +44,11 @@ def _record_of(lab: "Lab") -> Record:
     return record
 
 
-def _start_again(lab: "Lab", record: Record, servers: list[str], tell: Report) -> None:
+def _start_again(lab: "Lab", record: Record, servers: list[str], report: Report | None) -> None:
     """Start these, and go on with the record's processes; who holds `lab.prefill` or `lab.decode` has them too."""
     if servers:
-        start.restart(lab.name, record, servers, tell)
+        with progress(report) as tell:
+            start.restart(lab.name, record, servers, tell)
     for engine in lab.engines:
         if engine.process != record.processes[engine.role]:
             engine.process, engine._facts = record.processes[engine.role], None

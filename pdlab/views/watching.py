@@ -20,7 +20,8 @@ class Watching(ipywidgets.VBox):
 
     def __init__(self, lab: Any, name: str) -> None:
         super().__init__()
-        self.lab, self._name, self._error = lab, name, ErrorLine()
+        # What a panel asks by itself is no call of the notebook's: a lab whose calls are noted is looked through.
+        self.lab, self._name, self._error = getattr(lab, "_live", lab), name, ErrorLine()
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
 
