@@ -88,7 +88,7 @@ views.sequence_view(journey)
 #
 # ## The client leaves
 #
-# The commonest fault of all. Four moments; D's blocks are the interesting ones.
+# The commonest fault of all. Five moments; D's blocks are the interesting ones.
 
 # %%
 outcome = lab.fault("client_leaves")
@@ -100,7 +100,8 @@ list(outcome.facts["seconds_until_free"])
 
 # %% [markdown]
 # Why does D keep the blocks of a request that nobody waits for? Because P may be writing into them. If D gave them to
-# another request, P would write into that one.
+# another request, P would write into that one. And when D has its KV, a client that leaves can do harm to P still: see
+# the placeholder, which comes back below.
 #
 # ## Wrong text, status 200
 #

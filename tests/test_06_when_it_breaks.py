@@ -12,7 +12,7 @@ from pdlab.errors import PdlabError
 from pdlab.faults import FAULTS, stored
 from pdlab.faults.faults import NAMES
 from pdlab.faults.hands import Hands
-from pdlab.lab.lab import Lab, down, up
+from pdlab.lab.lab import Lab, attach, down, up
 from pdlab.paths import repo_root
 from tests.live import new_since, traces, until
 
@@ -92,10 +92,11 @@ def test_heal_leaves_requests_that_are_under_way(faulty: Lab) -> None:
 
 
 def test_heal_brings_a_killed_proxy_back(faulty: Lab) -> None:
-    process = faulty.proxy.process
+    process, other = faulty.proxy.process, attach("faults")
     os.kill(process.pids()[1], signal.SIGKILL)
     assert until(lambda: not process.alive)
     assert faulty.heal().started == ("proxy",)
+    assert other.status()["up"]  # whoever else holds the lab, too
     assert faulty.send("Still here?", max_tokens=2).token_ids
 
 

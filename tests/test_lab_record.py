@@ -15,10 +15,12 @@ from pdlab.lab import instance as instances
 from pdlab.lab import profile as profiles
 from pdlab.lab import record as records
 from pdlab.lab import start as starts
+from pdlab.lab.healed import Healed
 from pdlab.lab.lab import attach, down, status_of, up
 from pdlab.lab.process import Process, spawn
 from pdlab.lab.record import SERVERS, Record
 from pdlab.lab.settings import Settings
+from pdlab.lab.usage import Usage
 from tests.helpers import Zoo, gone, wait_until
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "print('here', flush=True); import time; time.sleep(600)"]
@@ -263,6 +265,116 @@ class TestAttach:
         found = pdlab.attach("mine")
         assert found.name == "mine"
         assert found.decode.process == record.processes["decode"]
+
+
+class TestHeal:
+    @pytest.fixture(autouse=True)
+    def _engines(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Engines that say what `self.usage` has of them; to start one again is to replace a server that sleeps."""
+        self.usage = {"prefill": Usage(363, 0), "decode": Usage(363, 0)}
+        self.restarts: list[list[str]] = []
+
+        def restart(name: str, record: Record, servers: list[str], _: object) -> None:
+            self.restarts.append(servers)
+            for server in servers:
+                record.processes[server].stop()
+                record.processes[server] = spawn(server, SLEEP, folder=records.folder(name), env=dict(os.environ))
+                self.usage[server] = Usage(363, 0)
+            records.save(name, record)
+
+        monkeypatch.setattr(starts, "restart", restart)
+        monkeypatch.setattr(instances.Instance, "usage", lambda instance: self.usage[instance.role])
+        monkeypatch.setattr(instances.Instance, "reset_prefix_cache", lambda _: True)
+        monkeypatch.setattr("pdlab.lab.heal.MARGIN", -14.0)  # a second, of the 15 that P waits
+
+    def test_nothing_is_wrong(self, lab: Callable[..., Record]) -> None:
+        lab()
+        assert repr(attach().heal()) == "<healed: prefix caches emptied>"
+        assert self.restarts == []
+
+    def test_what_died_is_started_again_and_every_holder_has_it(self, lab: Callable[..., Record]) -> None:
+        record = lab()
+        found, other = attach(), attach()
+        decode = found.decode
+        record.processes["decode"].stop()
+        try:
+            assert found.heal(lambda *_: None) == Healed(("decode",))
+            assert decode is found.decode and decode.alive
+            assert not other.decode.alive
+            assert other.status()["servers"]["decode"]["up"] and other.decode.alive
+        finally:
+            found.down()
+
+    def test_d_goes_with_p_if_it_keeps_blocks_for_it(self, lab: Callable[..., Record]) -> None:
+        record = lab()
+        found = attach()
+        record.processes["prefill"].stop()
+        self.usage["decode"] = Usage(363, 5, kept=1)
+        try:
+            healed = found.heal(lambda *_: None)
+            assert healed == Healed(("prefill",), ("decode",))
+            assert self.restarts == [["prefill", "decode"]]  # at once
+            assert "decode kept blocks that nobody waits for: started again" in repr(healed)
+        finally:
+            found.down()
+
+    def test_one_that_never_gives_its_blocks_back(self, lab: Callable[..., Record]) -> None:
+        lab()
+        found = attach()
+        self.usage["prefill"] = Usage(363, 5, kept=1)
+        try:
+            assert found.heal(lambda *_: None) == Healed((), ("prefill",))
+        finally:
+            found.down()
+
+    def test_requests_that_are_under_way_are_left_alone(self, lab: Callable[..., Record]) -> None:
+        lab()
+        self.usage["decode"] = Usage(363, 8, running=2, kept=1)
+        healed = attach().heal()
+        assert healed.under_way == 2 and self.restarts == []
+        assert repr(healed) == "<healed: 2 requests under way: left alone>"
+
+    def test_one_that_does_not_say_what_it_holds(self, lab: Callable[..., Record]) -> None:
+        lab()
+        found = attach()
+        del self.usage["decode"]
+
+        def usage(instance: instances.Instance) -> Usage:
+            if instance.role not in self.usage:
+                raise PdlabError("it does not answer")
+            return self.usage[instance.role]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(instances.Instance, "usage", usage)
+            try:
+                assert found.heal(lambda *_: None).started == ("decode",)
+            finally:
+                found.down()
+
+    def test_one_that_was_ended_leaves_nothing(self, lab: Callable[..., Record], state: Path) -> None:
+        lab("mine")
+        found = attach("mine")
+        found.down()
+        before = sorted(state.rglob("*"))
+        with pytest.raises(PdlabError, match="no lab 'mine' is running"):
+            found.heal()
+        assert sorted(state.rglob("*")) == before
+
+    def test_one_that_was_started_anew(self, lab: Callable[..., Record]) -> None:
+        record = lab()
+        found = attach()
+        records.save("default", dataclasses.replace(record, token="another"))
+        with pytest.raises(PdlabError, match="'default' was ended and started anew") as raised:
+            found.heal()
+        assert raised.value.hint == "attach to it: pdlab.up()"
+        assert found.status()["servers"]["decode"]["up"]
+
+    def test_instances_that_were_started_elsewhere(self, lab: Callable[..., Record]) -> None:
+        lab()
+        found = attach()
+        found.settings = None
+        with pytest.raises(PdlabError, match="started elsewhere"):
+            found.heal()
 
 
 class TestStatus:

@@ -518,6 +518,31 @@ def test_a_prefill_that_is_lost_while_decode_waits_for_its_kv(how: str) -> None:
 
 
 @pytest.mark.usefixtures("looks")
+def test_the_last_that_left_are_those_that_wait() -> None:
+    """An earlier one, of which nothing is seen since it is not streamed, has its KV and goes on."""
+
+    @serves()
+    async def run(bench: Bench) -> None:
+        done = asyncio.Event()
+        bench.d.plays(done, json.dumps(ANSWER).encode())
+        earlier = asyncio.create_task(bench.post())
+        await bench.p.played.wait()
+        await asyncio.sleep(0.01)
+        bench.p.played.clear()
+        later = asyncio.create_task(bench.post())
+        await bench.p.played.wait()
+        bench.d.fetching = 1
+        await bench.servers[bench.bootstraps[0]].stop()
+        assert (await later).status_code == 502
+        bench.d.fetching = 0
+        await asyncio.sleep(0.3)  # some looks
+        done.set()
+        assert (await earlier).json() == ANSWER
+
+    run()
+
+
+@pytest.mark.usefixtures("looks")
 @pytest.mark.parametrize("so", ["D has its KV", "P is busy", "P is there"])
 def test_a_prefill_that_is_not_missed(so: str) -> None:
     @serves()

@@ -291,6 +291,9 @@ class FakeLab:
         self.asked: list[str] = []
         self.looks = 0
 
+    def status(self) -> dict[str, Any]:
+        return {"servers": {"proxy": {"up": self.proxy.process.alive}}}
+
     def held(self) -> dict[str, str]:
         self.looks += 1
         return dict(self.there)

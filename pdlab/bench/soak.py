@@ -7,9 +7,7 @@ over, no block and no connection may be left behind.
 
 import asyncio
 import json
-import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -222,11 +220,9 @@ class Killing(threading.Thread):
             raise self.trouble
 
     def run(self) -> None:
-        process = self.lab.prefill.process
         try:
-            for pid in process.pids()[1:] if process else ():  # all but its nanny, which notices
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            if process := self.lab.prefill.process:
+                process.kill()
             self.lab.heal()
         except Exception as error:
             self.trouble = error

@@ -137,7 +137,7 @@ def dead_bootstrap(h: Hands) -> Seen:
     return Seen(
         "D asks three times and fails within a second, 500; an engine id that it knows already it does not ask for: "
         "a dead bootstrap server is not noticed then",
-        "the proxy asks it before each request, and answers 503 where it does not (see prefill_restarted)",
+        "the proxy asks it, at most a second before a request, and says 503 where it does not (see prefill_restarted)",
         {"stock_seconds": d.seconds},
     )
 
@@ -221,7 +221,8 @@ def stalled_senders(h: Hands) -> Seen:
     return Seen(
         f"each stray pull takes one of P's 20 sender tasks for {h.timeout} s; then D's half gets 500",
         "a request that is ready waits behind them until their timeout, and is served then, rightly; "
-        "the proxy makes no stray pulls but those of requests that P refuses",
+        ""
+        "stray pulls come from requests that P refuses, and from clients that leave an answer that is not streamed",
         {"pdlab_seconds": got.seconds},
         journey,
     )

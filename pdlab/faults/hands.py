@@ -2,13 +2,12 @@
 
 import http.client
 import json
-import os
+import re
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,10 +21,13 @@ from pdlab.lab.halves import Asked, Body, Got, ask, decode_params, new_transfer_
 from pdlab.lab.instance import Instance
 from pdlab.lab.lab import Lab, up
 from pdlab.lab.ports import Ports
+from pdlab.lab.process import owner_of_lab
+from pdlab.lab.record import Record
 from pdlab.lab.start import LOOPBACK, spawn_engine
 from pdlab.lab.startup import wait_until_serving
 from pdlab.trace.journey import Journey
 
+CAUSE = re.compile(r"\[core\.py:\d+\] (\w+(?:Error|Exception))\b")  # as EngineCore logs it
 SOON = 3.0  # seconds in which a client has to know what can be known
 
 
@@ -96,7 +98,7 @@ class Hands:
         seconds, error = time.monotonic() - since, journey.error
         if isinstance(error, RequestError):
             return Got(error.status, seconds, reason=error.message, hop=error.hop), journey
-        answer = journey.answer
+        answer = journey.answer  # raises any other error
         return Got(200, seconds, answer.text, answer.token_ids, finish_reason=answer.finish_reason), journey
 
     def must_serve(self, **fields: Any) -> tuple[Got, Journey]:
@@ -131,17 +133,16 @@ class Hands:
     def kill(self, engine: Instance) -> float:
         """SIGKILL to the engine's API server and all beneath it; when that was, by the monotonic clock."""
         assert engine.process is not None, "of a lab that pdlab.up() started"
-        pids = engine.process.pids()[1:]  # its nanny goes by itself
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        engine.process.kill()
         killed = time.monotonic()
-        engine.process.wait()
+        self.until(lambda: not engine.alive, f"the {engine.role} instance's nanny ends", 30)
         return killed
 
-    def until_dead(self, engine: Instance) -> None:
-        """Return once the engine has ended by itself; Refuted if it does not."""
+    def until_dead(self, engine: Instance) -> str:
+        """Return once the engine has ended by itself: the exception that EngineCore died of. Refuted if it does not."""
         self.until(lambda: not engine.alive or not engine.healthy, f"the {engine.role} instance ends", 20)
+        log = engine.log.read_text(errors="replace") if engine.log else ""
+        return (CAUSE.findall(log) or ["nothing that its log tells"])[-1]
 
     @contextmanager
     def others(self, *arguments: list[str]) -> Iterator[list[Instance]]:
@@ -161,9 +162,10 @@ class Hands:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _other(self, folder: Path, ports: Ports, words: list[str]) -> Instance:
-        settings, port = replace(self.settings, trace=False), ports.take(folder.name)
-        command = engine_command("decode", settings, host=LOOPBACK, port=port, bootstrap_port=None, extra=words)
-        process = spawn_engine(folder, "decode", settings, command, ports, self.d.token)
+        record = Record(replace(self.settings, trace=False), {}, {}, token=self.d.token, owner=owner_of_lab())
+        port = ports.take(folder.name)
+        command = engine_command("decode", record.settings, host=LOOPBACK, port=port, bootstrap_port=None, extra=words)
+        process = spawn_engine(folder, command, "decode", record, ports)
         return Instance("decode", f"http://{LOOPBACK}:{port}", None, command, process)
 
     @contextmanager

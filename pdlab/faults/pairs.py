@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.claims.bench import PROMPT, TOKENS
-from pdlab.errors import MismatchError, Refuted, must
+from pdlab.errors import MismatchError, PdlabError, Refuted, must
 from pdlab.faults.hands import Hands
 from pdlab.faults.outcome import Seen
 from pdlab.lab.compare import check_pair
@@ -35,7 +35,7 @@ def other_models(h: Hands) -> Seen:
         must(got.status == 200 and got.token_ids != own, f"D's half got {got}, alone it says {own}")
     return Seen(
         "200 both times, and wrong text without a warning; a layer that P does not have keeps what was in that memory",
-        f"refused before any request: {pulled[0][1]}; {pulled[1][1]}",
+        f"refused before any request. Other weights: {pulled[0][1]}. Another layer: {pulled[1][1]}",
     )
 
 
@@ -59,10 +59,12 @@ def other_layouts(h: Hands) -> Seen:
     size = 2 * int(h.d.registered_kv["block_size"])
     with h.others(["--dtype", dtype], ["--block-size", str(size)]) as engines:
         pulled = [pull(h, d) for d in engines]
+        logged = [d.log is not None and "region length mismatch" in d.log.read_text(errors="replace") for d in engines]
+    must(all(logged), f"in D's logs: {logged}")
     must(all(got.status == 500 and got.seconds < h.timeout for got, _ in pulled), f"D's halves got {pulled}")
     return Seen(
-        "500 at once; that the block lengths differ is only in D's log",
-        f"refused before any request: {pulled[0][1]}; {pulled[1][1]}",
+        "500 at once; that the lengths of the regions' blocks differ is only in D's log",
+        f"refused before any request. {pulled[0][1]}. {pulled[1][1]}",
     )
 
 
@@ -102,6 +104,8 @@ def changed(h: Hands, change: Callable[[Weights, dict[str, Any]], None]) -> Iter
     from safetensors.torch import load_file, save_file
 
     model = Path(h.settings.model)
+    if not model.is_dir():
+        raise PdlabError(f"{model} is no folder", "this fault changes a checkpoint that lies on this machine")
     folder = Path(tempfile.mkdtemp(prefix="pdlab-model-", dir="/tmp"))
     try:
         for path in model.iterdir():

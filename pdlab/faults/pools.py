@@ -65,8 +65,8 @@ def preemption(h: Hands) -> Seen:
     for got, right in asked:
         must(got.status == 200 and got.token_ids == right, f"through the proxy: {got}, right: {right}")
     return Seen(
-        "P takes a prompt in only where all of it fits, and has nothing to preempt: the others wait. D preempts "
-        "requests that decode, and then computes all of their tokens itself: KV is pulled once a request",
+        "P takes a prompt in only where all of it fits (scheduler_reserve_full_isl), and preempts none: the "
+        "others wait. D preempts requests that decode, and then computes their tokens itself: KV is pulled only once",
         f"nothing to do: all {len(asked)} answers are right",
         {"preemptions": counted},
     )
@@ -81,7 +81,8 @@ def queue_full(h: Hands) -> Seen:
     must(tries[0]["reserved_blocks"] > 0 and not tries[0]["allocated"], f"the first try: {tries[0]}")
     must(tries[-1]["allocated"] and journey.token_ids == right, f"the last try: {tries[-1]}")
     return Seen(
-        "the load is refused and tried again in every step until there is room; P's blocks are pinned meanwhile",
+        "the load is refused and tried again in every step until there is room; P's blocks are pinned meanwhile, for "
+        "its timeout at most",
         "nothing to do: the client waits, and its answer is right",
         {"tries": len(tries), "reserved_blocks": tries[0]["reserved_blocks"]},
         journey,

@@ -1,6 +1,7 @@
 """Faults of processes: an engine dies, comes back as another, or is killed by what it is asked."""
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from pdlab.claims.bench import PROMPT, TOKENS
@@ -9,14 +10,15 @@ from pdlab.faults.hands import SOON, Client, Hands, quietly
 from pdlab.faults.outcome import Seen
 from pdlab.lab.halves import Asked, Got, ask, body_of, new_transfer_id, prefill_half
 
-STREAMED = 80  # tokens: some seconds of decoding
+STREAM = 6.0  # seconds of decoding, in which P is killed
 
 
 def prefill_killed(h: Hands) -> Seen:
     """P is killed while D waits for the KV of one request, and streams the answer of another."""
-    right = h.d.complete(PROMPT, STREAMED, ignore_eos=True).token_ids
-    chunks = Client(h.lab.proxy.url, body_of(PROMPT, STREAMED, stream=True, ignore_eos=True)).chunks()
-    tokens = [token for _ in range(3) for token in tokens_of(next(chunks))]
+    count = tokens_in(h, STREAM)
+    right = h.d.complete(PROMPT, count, ignore_eos=True).token_ids
+    chunks = Client(h.lab.proxy.url, body_of(PROMPT, count, stream=True, ignore_eos=True)).chunks()
+    tokens = [token for _ in range(3) for token in tokens_of(first_of(chunks))]
     transfer, body = new_transfer_id(), body_of(PROMPT, TOKENS)
     with h.lab.hold("before_write") as hold:
         journey = h.lab.submit(PROMPT, TOKENS, fresh=True)
@@ -37,15 +39,30 @@ def prefill_killed(h: Hands) -> Seen:
         f"the stream goes on to its end. The half that waits is told nothing: {h.longer(2)} s later its client still "
         "waits (D's socket waits 60 s longer than P's timeout); when the client leaves, D keeps the blocks",
         "502 that names P within 3 s: while D says nothing and waits for KV, the proxy looks whether P is still there; "
-        f"the stream has all {STREAMED} tokens, and they are right",
+        "the stream has all of its tokens, and they are right",
         {"pdlab_seconds": got.seconds, "stock_waited": nothing.seconds, "blocks_of_d": kept.used_blocks},
         journey,
     )
 
 
+def first_of(chunks: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """The next event of a stream. Refuted if it has ended."""
+    chunk = next(chunks, None)
+    must(chunk, "the stream has ended")
+    return chunk or {}
+
+
 def tokens_of(chunk: dict[str, Any]) -> list[int]:
     """The token ids of one event of a stream."""
     return chunk["choices"][0].get("token_ids") or []
+
+
+def tokens_in(h: Hands, seconds: float) -> int:
+    """How many tokens D decodes in that time, alone; within its length."""
+    began = time.monotonic()
+    h.d.complete(PROMPT, 20, ignore_eos=True)
+    pace = 20 / (time.monotonic() - began)
+    return min(int(pace * seconds), h.settings.max_model_len - len(PROMPT) - 1)
 
 
 def prefill_restarted(h: Hands) -> Seen:
@@ -111,16 +128,23 @@ def client_leaves(h: Hands) -> Seen:
             kept = h.d.usage()
             must(kept.used_blocks == 5 and not kept.parked, f"D {kept}")
         seconds[moment] = h.until_free(h.p, h.d, patience=h.longer(3))
-        h.until(lambda began=began: seen(h, began, "pull.received", 2), "P has a second pull")
-        must(seen(h, began, "transfer.written", 1), "P did not write")
+        h.until(lambda began=began: has(h, began, "pull.received", 2), "P has a second pull")
+        must(has(h, began, "transfer.written", 1), "P did not write")
     client = Client(h.lab.proxy.url, body_of(PROMPT, 200, ignore_eos=True, stream=True))
-    next(client.chunks())
+    first_of(client.chunks())
     client.leave()
-    seconds["while D decodes"] = h.until_free(h.p, h.d)
+    seconds["while D streams"] = h.until_free(h.p, h.d)
+    before = h.p.usage().placeholders
+    client = Client(h.lab.proxy.url, body_of(PROMPT, 200, ignore_eos=True))
+    h.until(lambda: h.d.usage().running, "D decodes")
+    client.leave()
+    seconds["while D decodes, and does not stream"] = h.until_free(h.p, h.d)
+    h.until(lambda: h.p.usage().placeholders == before + 1, "P has a placeholder more")
     _, journey = h.must_serve()
     return Seen(
-        "a D that waits for a write cannot take its blocks back: it keeps them, for nobody, until P has answered. It "
-        "sends a second, empty pull, so that P may free its blocks; a write that is planned comes all the same",
+        "a D that waits for a write cannot take its blocks back: it keeps them, for nobody, until P has answered. Of "
+        "an answer that is not streamed it sends a second pull, an empty one, for P to free its blocks: a write that "
+        "is planned comes all the same; and if P has freed them, as when D decodes already, a placeholder stays in P",
         "the proxy closes both halves: P stops if it still computes, D frees at once if it decodes, else after the "
         f"write; at every one of {len(seconds)} moments all blocks come back",
         {"seconds_until_free": seconds},
@@ -128,9 +152,9 @@ def client_leaves(h: Hands) -> Seen:
     )
 
 
-def seen(h: Hands, since: float, event: str, times: int) -> bool:
-    """Whether the first request since then has so many of these events."""
-    return len(h.lab.trace(since)[0].of(event)) == times
+def has(h: Hands, since: float, event: str, times: int) -> bool:
+    """Whether the first request since then has that many of these events, or more."""
+    return len(h.lab.trace(since)[0].of(event)) >= times
 
 
 def swapped_roles(h: Hands) -> Seen:
@@ -139,10 +163,10 @@ def swapped_roles(h: Hands) -> Seen:
     p = ask(h.p.url, h.decode_half(body, transfer), SOON * 3)
     d = ask(h.d.url, prefill_half(body, transfer), SOON * 3)
     must(p.status != 200 and d.status != 200, f"P's half got {p}, D's {d}")
-    for engine in h.lab.engines:
-        h.until_dead(engine)
+    causes = {h.until_dead(engine) for engine in h.lab.engines}
+    must(causes == {"AssertionError"}, f"they died of {causes}")
     return Seen(
-        f"both engines die of an assertion: P with {_said(p)}, D with {_said(d)}",
+        f"both engines die of an AssertionError; P's client gets {_said(p)}, D's {_said(d)}",
         "the proxy sends each half to its side, and drops what the client says of it; heal() brings both back",
         {"p": p.reason, "d": d.reason},
     )
@@ -153,11 +177,11 @@ def incomplete_parameters(h: Hands) -> Seen:
     half = h.decode_half(body_of(PROMPT, TOKENS), new_transfer_id(), remote_bootstrap_addr=None)
     got = ask(h.d.url, half, SOON)
     must(got.status == 0, f"D's half got {got}")
-    h.until_dead(h.d)
-    time.sleep(0.1)
+    cause = h.until_dead(h.d)
+    must(cause == "KeyError", f"it died of {cause}")
     return Seen(
         "D logs that it will not transfer, and parks the request all the same, for ever; "
-        "when its client leaves, D's engine dies of an assertion",
+        "when its client leaves, D's engine dies of a KeyError",
         "the proxy fills in all four parameters itself; heal() brings D back",
         {"waited": got.seconds},
     )

@@ -13,7 +13,7 @@ from pdlab.lab.lab import Lab, up
 from pdlab.lab.process import myself
 from pdlab.recorded.machine import about
 
-NAME = "faults"  # of the lab
+NAME = "all-faults"  # of the lab: chapter 06 has one called "faults"
 ABORT_TIMEOUT = 5  # seconds: most of what is seen is that somebody waits for it
 
 
@@ -49,3 +49,5 @@ def produced(lab: Lab, names: Sequence[str]) -> Iterator[Outcome | str]:
             yield lab.fault(name)
         except Refuted as refuted:
             yield f"{name}: NOT AS DESCRIBED: {refuted}"
+        except PdlabError as error:
+            yield f"{name}: NOT PRODUCED: {error.message}"

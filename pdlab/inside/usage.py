@@ -35,8 +35,8 @@ def of_worker(worker: Any) -> dict[str, int]:
     """Counts of a `MooncakeConnectorWorker`.
 
     Returns:
-        sends: entries of `reqs_need_send`, on P; placeholders: those among them that a pull made, and that no request
-        of P's has claimed.
+        sends: entries of `reqs_need_send`, on P; placeholders: those among them without a request id, made by a pull
+        for a request that P has not finished, or never gets.
     """
     # A copy in one go: the sender's thread changes it meanwhile.
     entries = list(getattr(worker, "reqs_need_send", {}).values())

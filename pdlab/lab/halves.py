@@ -1,6 +1,7 @@
 """The two halves of a request, sent by hand: as the proxy of vLLM's examples sends them, or as nobody should."""
 
 import threading
+import time
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -68,8 +69,6 @@ def ask(url: str, body: Body, patience: float = 60, request_id: str | None = Non
 
     Never raises: what came instead of an answer is in `reason`.
     """
-    import time
-
     began = time.monotonic()
     try:
         headers = {"X-Request-Id": request_id or new_request_id()}

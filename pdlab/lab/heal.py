@@ -9,7 +9,8 @@ from pdlab.lab import start
 from pdlab.lab.healed import Healed
 from pdlab.lab.instance import Instance
 from pdlab.lab.progress import progress
-from pdlab.lab.record import Record
+from pdlab.lab.record import SERVERS, Record
+from pdlab.lab.settings import ROLES
 from pdlab.lab.startup import Report
 
 if TYPE_CHECKING:
@@ -28,27 +29,57 @@ def heal(lab: "Lab", report: Report | None = None) -> Healed:
         record = _record_of(lab)
         if lab.trace_folder is not None:
             lab.release()
-        died = start.broken(record)
-        # What D keeps for the dead P's writes it would keep for another minute.
-        stuck = ["decode"] if died == ["prefill"] and _keeps_only(lab.decode) else []
+        died, stuck = _broken(record), []
+        if "prefill" in died and "decode" not in died and _keeps_only(start.instance(record, "decode")):
+            stuck = ["decode"]  # what it keeps for the dead P's writes it would keep for another minute
         _start_again(lab, record, [*died, *stuck], report)
         late = _stuck(lab, patience)
         _start_again(lab, record, late, report)
     return Healed(tuple(died), (*stuck, *late), _empty_caches(lab))
 
 
+def catch_up(lab: "Lab") -> None:
+    """Go on with the processes that another process healed this lab with; nothing if it ended, or was started anew."""
+    record = records.load(lab.name) if lab.settings is not None else None
+    if record is not None and record.ready and _is_of(record, lab):
+        _take(lab, record)
+
+
 def _record_of(lab: "Lab") -> Record:
     record = records.load(lab.name)
     if record is None or not record.ready:
         raise PdlabError(f"no lab {lab.name!r} is running", "start it: pdlab.up()")
+    if not _is_of(record, lab):
+        raise PdlabError(f"lab {lab.name!r} was ended and started anew", "attach to it: pdlab.up()")
     return record
 
 
+def _is_of(record: Record, lab: "Lab") -> bool:
+    return record.token == lab.prefill.token
+
+
+def _broken(record: Record) -> list[str]:
+    """What died, and engines that do not say what they hold, though they seem healthy: for a minute, see `usage`."""
+    died = start.broken(record)
+    for role in ROLES:
+        if role not in died:
+            try:
+                start.instance(record, role).usage()
+            except PdlabError:
+                died = [server for server in SERVERS if server in (*died, role)]
+    return died
+
+
 def _start_again(lab: "Lab", record: Record, servers: list[str], report: Report | None) -> None:
-    """Start these, and go on with the record's processes; who holds `lab.prefill` or `lab.decode` has them too."""
+    """Start these, and go on with the record's processes."""
     if servers:
         with progress(report) as tell:
             start.restart(lab.name, record, servers, tell)
+    _take(lab, record)
+
+
+def _take(lab: "Lab", record: Record) -> None:
+    """Who holds `lab.prefill` or `lab.decode` has the record's processes too."""
     for engine in lab.engines:
         if engine.process != record.processes[engine.role]:
             engine.process, engine._facts = record.processes[engine.role], None

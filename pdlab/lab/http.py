@@ -11,6 +11,11 @@ def client() -> httpx.Client:
     return httpx.Client(timeout=httpx.Timeout(None, connect=5), trust_env=False)
 
 
+def why(error: Exception) -> str:
+    """What an error says, in one line: httpx adds where to read on about the status."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 def healthy(url: str, timeout: float = 2) -> bool:
     """Whether the server at `url` answers 200 at /health within `timeout` seconds."""
     try:

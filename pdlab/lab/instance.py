@@ -11,7 +11,7 @@ from pdlab.checks import whole, wholes
 from pdlab.errors import PdlabError
 from pdlab.lab.answer import complete
 from pdlab.lab.command import Command
-from pdlab.lab.http import client, healthy
+from pdlab.lab.http import client, healthy, why
 from pdlab.lab.kv import KVBlock, read_block, read_digests
 from pdlab.lab.process import Process
 from pdlab.lab.settings import Role
@@ -58,7 +58,7 @@ class Instance:
             answer = client().get(f"{self.url}/pdlab/instance", timeout=60)
         except httpx.HTTPError as error:
             raise PdlabError(
-                f"the {self.role} instance {self.url} does not answer ({error})",
+                f"the {self.role} instance {self.url} does not answer ({why(error)})",
                 "is it running, and reachable from here?",
             ) from None
         if answer.status_code != 200:
@@ -103,7 +103,7 @@ class Instance:
             return dict(client().get(f"{self.bootstrap}/query", timeout=5).raise_for_status().json())
         except (httpx.HTTPError, TypeError, ValueError) as error:
             raise PdlabError(
-                f"the bootstrap server {self.bootstrap} does not answer ({error})", "is the prefill instance up?"
+                f"the bootstrap server {self.bootstrap} does not answer ({why(error)})", "is the prefill instance up?"
             ) from None
 
     def metric(self, name: str, **labels: str) -> float:
@@ -115,7 +115,7 @@ class Instance:
         try:
             text = client().get(f"{self.url}/metrics", timeout=10).text
         except httpx.HTTPError as error:
-            raise PdlabError(f"{self.url} does not tell its metrics ({error})", "see lab.status()") from None
+            raise PdlabError(f"{self.url} does not tell its metrics ({why(error)})", "see lab.status()") from None
         rows = re.findall(rf"^{re.escape(str(name))}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         values = [float(value) for found, value in rows if all(label in found for label in wanted)]
@@ -133,7 +133,7 @@ class Instance:
             answer = client().get(f"{self.url}/pdlab/usage", timeout=60).raise_for_status()
         except httpx.HTTPError as error:
             raise PdlabError(
-                f"the {self.role} instance {self.url} does not say what it holds ({error})", "see lab.status()"
+                f"the {self.role} instance {self.url} does not say what it holds ({why(error)})", "see lab.status()"
             ) from None
         return usage_from(answer.json())
 
@@ -183,7 +183,7 @@ class Instance:
             return bool(answer.raise_for_status().json()["reset"])
         except httpx.HTTPError as error:
             raise PdlabError(
-                f"{self.url} does not reset its prefix cache ({error})", "it does in a lab that pdlab.up() started"
+                f"{self.url} does not reset its prefix cache ({why(error)})", "it does in a lab that pdlab.up() started"
             ) from None
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from pdlab.lab import profile as profiles
 from pdlab.lab import record as records
 from pdlab.lab import start
 from pdlab.lab.comparison import Comparison, compare
-from pdlab.lab.heal import heal
+from pdlab.lab.heal import catch_up, heal
 from pdlab.lab.healed import Healed
 from pdlab.lab.hold import Hold, seconds_for
 from pdlab.lab.instance import Instance
@@ -178,6 +178,7 @@ class Lab:
 
     def status(self) -> dict[str, Any]:
         """What runs: up (all of it), and for each server its url, whether it is up, its pids and its log."""
+        catch_up(self)
         states = {key: _status_of(server) for key, server in self._servers().items()}
         return {"name": self.name, "up": all(state["up"] for state in states.values()), "servers": states}
 

@@ -94,7 +94,9 @@ class Proxy:
             prefill = self.send("prefill", p.url, request, headers | for_rank, prefill_body(body, transfer_id))
             decode = self.send("decode", d, request, headers, decode_body(body, transfer_id, engine_id, p.bootstrap))
             try:
-                await first_chunk(prefill, decode, p.lost(self.client, engine_id, d), request)
+                await first_chunk(
+                    prefill, decode, p.lost(self.client, engine_id, d, lambda: self.after(decode)), request
+                )
             except BaseException:
                 await asyncio.gather(prefill.close(), decode.close())
                 raise
@@ -110,6 +112,10 @@ class Proxy:
         self.starting.add(half)
         half.started.add_done_callback(lambda _: self.starting.discard(half))
         return half
+
+    def after(self, decode: "Half") -> int:
+        """How many halves left for the same D after this one, and are not answered yet."""
+        return sum(half.hop == decode.hop and half.left > decode.left for half in self.starting)
 
     async def models(self, request: Request) -> Response:
         url = self.decodes[0]
@@ -159,7 +165,7 @@ class Half:
     rest: AsyncIterator[bytes]
 
     def __init__(self, hop: str, client: httpx.AsyncClient, url: str, headers: Mapping[str, str], body: Body) -> None:
-        self.hop, self.client, self.id = hop, client, headers["X-Request-Id"]
+        self.hop, self.client, self.id, self.left = hop, client, headers["X-Request-Id"], time.monotonic()
         # Not httpx's json=, which refuses some of what json.loads has let pass (NaN, lone surrogates).
         self.request = client.build_request("POST", url, headers=latin(headers), content=json.dumps(body))
         self.started = asyncio.create_task(self.start(streamed=body["kv_transfer_params"]["do_remote_prefill"]))
@@ -200,13 +206,16 @@ async def first_chunk(prefill: Half, decode: Half, lost: Coroutine[Any, Any, Non
     try:
         while not decode.started.done():
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if decode.started in done:  # whatever else there is
+                return decode.started.result()
             for task in done:
                 task.result()  # raises the Failure of a half; a P that ended well is no longer of interest
             if left in done:
                 raise Failure.at("client", 400, "left before the first chunk")
     finally:
-        left.cancel()
-        gone.cancel()
+        for task in (left, gone):
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody else will ask
+            task.cancel()
 
 
 async def client_left(request: Request) -> None:
@@ -268,17 +277,22 @@ class Prefill:
         rank = ranks[next(self.turn) % len(ranks)]
         return rank if len(ranks) > 1 else None, self.engine_ids[rank]
 
-    async def lost(self, client: httpx.AsyncClient, engine_id: str, decode: str) -> None:
-        """Raises Failure once P, with this engine id, is gone and `decode` has a request that waits for KV.
+    async def lost(self, client: httpx.AsyncClient, engine_id: str, decode: str, after: Callable[[], int]) -> None:
+        """Raises Failure once P, with this engine id, is gone and a request waits for its KV on `decode`.
 
         D does not see that P has died: it waits for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT and another 60 s. A D that has
-        its KV needs P no more, and of an answer that is not streamed nothing is seen before its end: so D is asked.
+        its KV needs P no more, and of an answer that is not streamed nothing is seen before its end. So D is asked how
+        many of its requests wait for KV; KV comes in the order of the requests, or nearly: they are the last that left.
+
+        Args:
+            after: how many requests left for `decode` later than this one, and are not answered yet.
         """
         looks = 0
         while looks < 2:  # twice: what D says is as old as its last step
             await asyncio.sleep(LOOK)
             with suppress(httpx.HTTPError, ValueError, AttributeError):  # to be busy is not to be gone
-                looks = looks + 1 if await self.is_gone(client, engine_id) and await waits_for_kv(client, decode) else 0
+                gone = await self.is_gone(client, engine_id)
+                looks = looks + 1 if gone and await waiting_for_kv(client, decode) > after() else 0
         raise Failure.at(f"prefill instance {self.url}", 502, "it ended, or was started again, before D had its KV")
 
     async def is_gone(self, client: httpx.AsyncClient, engine_id: str) -> bool:
@@ -302,10 +316,10 @@ class Prefill:
         return engine_ids
 
 
-async def waits_for_kv(client: httpx.AsyncClient, decode: str) -> bool:
-    """Whether a D says, in its metrics, that a request's KV is on its way, or has not been asked for yet."""
+async def waiting_for_kv(client: httpx.AsyncClient, decode: str) -> float:
+    """How many requests have, as D's metrics say, their KV on its way or not asked for yet."""
     answer = (await client.get(f"{decode}/metrics", timeout=QUICK)).raise_for_status()
-    return any(float(value) > 0 for value in FETCHING.findall(answer.text))
+    return sum(map(float, FETCHING.findall(answer.text)))
 
 
 def authorization(request: Request) -> dict[str, str]:

@@ -27,6 +27,7 @@ class Record:
     ports: by server name, and "bootstrap".
     ready: whether it came up; a record that is not is of a start that was interrupted.
     token: for reading the engines' KV memory.
+    owner: the process with which all of it goes, as PID:START; None: none.
     """
 
     settings: Settings
@@ -34,6 +35,7 @@ class Record:
     ports: dict[str, int]
     ready: bool = False
     token: str = ""
+    owner: str | None = None
 
     @property
     def dead(self) -> list[str]:
@@ -72,8 +74,9 @@ def _read(fields: dict[str, Any]) -> Record | None:
         return None
     processes = {key: Process(**process) for key, process in fields["processes"].items()}
     return Record(
-        Settings.from_dict(fields["settings"]), processes, fields["ports"], fields["ready"], fields.get("token", "")
-    )
+        Settings.from_dict(fields["settings"]), processes, fields["ports"], fields["ready"],
+        fields.get("token", ""), fields.get("owner"),
+    )  # fmt: skip
 
 
 def save(name: str, record: Record) -> None:

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from pdlab.errors import StartError
+from pdlab.errors import PdlabError, RequestError, StartError
 from pdlab.lab import profile as profiles
 from pdlab.lab import record as records
 from pdlab.lab.command import Command, engine_command, instrumented
@@ -29,7 +29,7 @@ def start(name: str, settings: Settings, tell: Report) -> Record:
     Raises:
         StartError: one did not; nothing is left.
     """
-    record = Record(settings, {}, {}, token=secrets.token_hex(16))
+    record = Record(settings, {}, {}, token=secrets.token_hex(16), owner=owner_of_lab())
     shutil.rmtree(trace_folder(name), ignore_errors=True)
     try:
         _bring_up(name, record, SERVERS, tell)
@@ -61,37 +61,44 @@ def restart(name: str, record: Record, servers: Iterable[str], tell: Report) -> 
 def _bring_up(name: str, record: Record, servers: Iterable[str], tell: Report) -> None:
     ports = Ports(LOOPBACK)
     try:
-        for server in servers:
-            for key in PORTS[server]:
-                record.ports[key] = ports.take(key, record.ports.get(key, 0))
+        _take_ports(record, servers, ports)
         for server in servers:
             record.processes[server] = _spawn(name, record, server, ports)
         records.save(name, record)
     finally:
         ports.close()
     wait_until_serving({key: (record.processes[key], record.url(key)) for key in servers}, tell)
-    _prove_ready(instance(record, "prefill"), instance(record, "decode"))
+    _prove_ready(record, servers)
     record.ready = True
     records.save(name, record)
     for server in servers:
         record.processes[server].keep()
 
 
+def _take_ports(record: Record, servers: Iterable[str], ports: Ports) -> None:
+    try:
+        for key in [key for server in servers for key in PORTS[server]]:
+            record.ports[key] = ports.take(key, record.ports.get(key, 0))
+    except PdlabError as error:
+        raise PdlabError(error.message, "start the lab anew: lab.down(), then pdlab.up()") from None
+
+
 def _spawn(name: str, record: Record, server: str, ports: Ports) -> Process:
     if server == "proxy":
         urls = {key: record.url(key) for key in ("prefill", "bootstrap", "decode")}
-        folder, owner, traced = records.folder(name), owner_of_lab(), record.settings.trace
-        return spawn_proxy(folder, ports, record.ports["proxy"], **urls, owner=owner, trace=traced)
+        folder, port, traced = records.folder(name), record.ports["proxy"], record.settings.trace
+        return spawn_proxy(folder, ports, port, **urls, owner=record.owner, trace=traced)
     role: Role = "prefill" if server == "prefill" else "decode"
-    return spawn_engine(records.folder(name), role, record.settings, _command(record, role), ports, record.token)
+    return spawn_engine(records.folder(name), _command(record, role), role, record, ports)
 
 
-def spawn_engine(folder: Path, role: Role, settings: Settings, command: Command, ports: Ports, token: str) -> Process:
-    """Start an engine that writes its log, and its events where it is traced, into `folder`; does not wait for it."""
-    command = instrumented(command, role, folder, settings.trace, token)
+def spawn_engine(folder: Path, command: Command, role: Role, record: Record, ports: Ports) -> Process:
+    """Start an engine of this record's settings, token and owner; its log, and its events, go into `folder`."""
+    settings = record.settings
+    command = instrumented(command, role, folder, settings.trace, record.token)
     return spawn(
         role, command.full_argv(), folder=folder, env=command.full_env(), ports=ports,
-        owner=owner_of_lab(), cores=profiles.cores_for(role) if settings.profile == "cpu" else (),
+        owner=record.owner, cores=profiles.cores_for(role) if settings.profile == "cpu" else (),
     )  # fmt: skip
 
 
@@ -125,16 +132,25 @@ def broken(record: Record) -> list[str]:
     return [server for server in SERVERS if server in (*dead, *ill)]
 
 
-def _prove_ready(prefill: Instance, decode: Instance) -> None:
-    """Both answer a completion, the bootstrap names OUR prefill instance, and the two are a pair."""
+def _prove_ready(record: Record, servers: Iterable[str]) -> None:
+    """Those of them that are engines answer a completion, the bootstrap names OUR P, and P and D are a pair."""
+    prefill, decode = instance(record, "prefill"), instance(record, "decode")
     for each in (prefill, decode):
-        each.complete("Hello", max_tokens=1)
+        if each.role in servers:
+            _prove_answers(each)
     named = {entry["engine_id"] for entry in prefill.bootstrap_query().values()}
     if prefill.engine_id not in named:
         raise StartError(
             f"the bootstrap server {prefill.bootstrap} names {named}, not our prefill instance", "try again"
         )
     check_pair(prefill.facts, decode.facts)
+
+
+def _prove_answers(engine: Instance) -> None:
+    try:
+        engine.complete("Hello", max_tokens=1)
+    except RequestError as error:
+        raise StartError(f"{engine.role} started, and does not answer: {error.message}", f"see {engine.log}") from None
 
 
 def stop(record: Record) -> None:

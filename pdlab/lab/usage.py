@@ -14,7 +14,8 @@ class Usage:
         running, waiting, parked: requests in the scheduler's `running`, `waiting` and `kv_holding_waiting`.
         kept: requests that ended and whose blocks it keeps: on P for a pull, on D for a write that may be under way.
         sends: entries of `MooncakeConnectorWorker.reqs_need_send`, on P: transfers it expects a pull for.
-        placeholders: entries among them that a pull made, and that no request of P's has claimed.
+        placeholders: entries among them without a request id: made by a pull, for a request that P has not finished,
+            or never gets.
     """
 
     blocks: int

@@ -37,7 +37,9 @@ class Watching(ipywidgets.VBox):
 
     def is_over(self) -> bool:
         """Whether the lab is down: its proxy has ended, so nothing new comes, and `down()` ends it with the rest."""
-        return not self.lab.proxy.process.alive
+        if self.lab.proxy.process.alive:
+            return False
+        return not self.lab.status()["servers"]["proxy"]["up"]  # which knows if another process healed it
 
     def watch(self) -> None:
         """Look from now on, if it does not already. A recorded run does not change by itself."""
