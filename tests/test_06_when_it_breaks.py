@@ -78,6 +78,18 @@ def test_a_journey_that_failed_names_its_hop(faulty: Lab) -> None:
     assert journey.failure and journey.failure.startswith("400")
 
 
+def test_nobody_is_held_by_a_process_that_was_killed(faulty: Lab) -> None:
+    with faulty.hold("before_write") as hold:
+        journey = faulty.submit("Nobody waits for this.", max_tokens=2)
+        hold.wait()
+        assert faulty.held() == {journey.transfer_id: "before_write"}
+        assert faulty.prefill.process is not None
+        faulty.prefill.process.kill()
+        assert until(lambda: journey.error)
+    assert faulty.held() == {}
+    assert faulty.heal().started == ("prefill",)
+
+
 def test_heal_has_nothing_to_do_on_a_healthy_lab(faulty: Lab) -> None:
     faulty.hold("before_write").__enter__()  # a reader forgot it
     assert repr(faulty.heal()) == "<healed: prefix caches emptied>"

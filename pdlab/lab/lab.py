@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdlab.errors import PdlabError
-from pdlab.inside.holds import release_all
+from pdlab.inside.holds import holds, release_all
 from pdlab.lab import profile as profiles
 from pdlab.lab import record as records
 from pdlab.lab import start
@@ -110,7 +110,10 @@ class Lab:
 
     def held(self) -> dict[str, str]:
         """What is held now: the point, by transfer_id."""
-        return {str(journey.transfer_id): journey.held for journey in self.trace() if journey.held}
+        # A process that was killed does not say that it holds nobody any more: a hold that is gone holds nobody.
+        standing = {hold.path.stem for hold in holds(self._must_trace() / "gates")}
+        events = [(str(journey.transfer_id), event.facts) for journey in self.trace() for event in journey.holding]
+        return {transfer: facts["point"] for transfer, facts in events if facts["hold"] in standing}
 
     def reset(self) -> None:
         """As new: nothing is held, nothing is under way, and both prefix caches are empty.

@@ -261,13 +261,18 @@ class Journey:
     @property
     def held(self) -> str | None:
         """The point at which it is held now, of several the last; None where it is not."""
-        points: list[str] = []
+        return self.holding[-1].facts["point"] if self.holding else None
+
+    @property
+    def holding(self) -> list[Event]:
+        """The events at which it was held, of those that were not followed by its release."""
+        held: dict[str, Event] = {}
         for event in self.events:
             if event.name == "gate.held":
-                points.append(event.facts["point"])
-            elif event.name == "gate.released" and event.facts["point"] in points:
-                points.remove(event.facts["point"])
-        return points[-1] if points else None
+                held[event.facts["point"]] = event
+            elif event.name == "gate.released":
+                held.pop(event.facts["point"], None)
+        return list(held.values())
 
     @property
     def failure(self) -> str | None:
