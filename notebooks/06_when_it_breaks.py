@@ -11,7 +11,8 @@
 # (**pdlab**). Each step of it is asserted; then the lab is healed, and the next request must be right (**after**).
 #
 # Much of what follows is waiting. P waits for D's pull for `VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`: 480 s by default. The lab
-# of this chapter has 5 s, and is a lab of its own.
+# of this chapter has 5 s, and is a lab of its own, beside that of the other chapters: another 5.5 GB of memory. If that is too
+# much for this machine, end the other one first: `python3 -m pdlab down`.
 
 # %%
 import pdlab

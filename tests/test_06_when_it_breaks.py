@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdlab.bench.soak import soak
-from pdlab.errors import PdlabError
+from pdlab.errors import PdlabError, RequestError
 from pdlab.faults import FAULTS, stored
 from pdlab.faults.faults import NAMES
 from pdlab.faults.hands import Hands
@@ -78,6 +78,13 @@ def test_a_journey_that_failed_names_its_hop(faulty: Lab) -> None:
     assert journey.failure and journey.failure.startswith("400")
 
 
+def test_an_error_of_d_has_the_reason_that_its_worker_gives(faulty: Lab) -> None:
+    with faulty.hold("before_prefill_send", seconds=8), pytest.raises(RequestError) as raised:
+        faulty.send("P gets its half when D has given up.", max_tokens=2)
+    assert raised.value.status == 500 and raised.value.hop.startswith("decode instance")
+    assert raised.value.hint == "D's worker says: Timeout waiting for P side ready."
+
+
 def test_nobody_is_held_by_a_process_that_was_killed(faulty: Lab) -> None:
     with faulty.hold("before_write") as hold:
         journey = faulty.submit("Nobody waits for this.", max_tokens=2)
@@ -120,6 +127,7 @@ def test_a_soak_loses_nothing(faulty: Lab) -> None:
 
 
 def test_a_lab_that_is_down_is_not_healed(faulty: Lab, before: dict[str, set[str]]) -> None:
+    down("faults-small")
     faulty.down()
     with pytest.raises(PdlabError, match="no lab 'faults' is running"):
         faulty.heal()

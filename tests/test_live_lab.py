@@ -130,7 +130,7 @@ def test_engines_are_idle_after_a_request(lab: Lab) -> None:
 def test_a_start_that_fails_says_why_and_leaves_nothing(lab: Lab) -> None:
     before = traces()
     with pytest.raises(StartError, match=r"invalid choice: 'float7'"):
-        pdlab.up(dtype="float7", name="failing")
+        pdlab.up(decode_args=["--dtype", "float7"], name="failing")
     assert new_since(before) == {}
     with pytest.raises(PdlabError, match="no lab 'failing'"):
         pdlab.attach("failing")

@@ -66,12 +66,12 @@ class Writer:
                 self._write(event)
             with suppress(OSError, ValueError):  # no space left, or the folder is gone: the engine must not care
                 self._file.flush()
-                if not more:
-                    self._file.close()
-                elif self._file.tell() > FILE_LIMIT:
+                if more and self._file.tell() > FILE_LIMIT:
                     self._turn_over()
             if more and len(events) < BATCH:
                 time.sleep(PAUSE)
+        with suppress(OSError):
+            self._file.close()
 
     def _next(self) -> tuple[list[Event], bool]:
         """What is on the queue, once there is something; and whether more may come."""
