@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pdlab.lab import nanny
+from pdlab.lab.process import myself
 from tests.helpers import Zoo, gone, identity, read_pid, wait_until
 
 SLEEP = "import time; time.sleep(600)"
@@ -246,6 +247,24 @@ def keep(name):
             before = sleeps(started.process.pid)
             wait_until(lambda: sleeps(started.process.pid) > before + 1, "the nanny's look at it")
         assert Path("/dev/shm", name).exists()
+        os.kill(server, signal.SIGKILL)
+        started.wait()
+        assert not Path("/dev/shm", name).exists()
+
+    def test_made_late_in_a_start(self, start: Start, name: str) -> None:
+        """An engine makes some when it has been starting for a quarter of a minute."""
+        started = start(f"{self.MAP}\ntime.sleep(4); kept = keep({name!r}); {ALONE}")
+        server = started.pid("server")
+        time.sleep(1.5)
+        os.kill(server, signal.SIGKILL)
+        started.wait()
+        assert not Path("/dev/shm", name).exists()
+
+    def test_there_when_it_is_up(self, start: Start, name: str) -> None:
+        started = start(f"{self.MAP}\nkept = keep({name!r}); {ALONE}", "--starter", myself())
+        server = started.pid("server")
+        os.kill(started.process.pid, signal.SIGUSR1)
+        time.sleep(0.1)
         os.kill(server, signal.SIGKILL)
         started.wait()
         assert not Path("/dev/shm", name).exists()

@@ -82,7 +82,7 @@ def test_send(lab: Lab) -> None:
         (["serve", "both"], 1, "choose prefill or decode"),
         (["serve", "decode", "--host", "0.0.0.0"], 1, "give the address"),
         (["serve", "decode", "--host", "192.0.2.7"], 1, "cannot take"),
-        (["serve", "decode", "--port", "70000"], 2, "70000"),
+        (["serve", "decode", "--port", "70000"], 2, "--port"),
         (["nonsense"], 2, "nonsense"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+STARTING = 60.0  # seconds in which a server may still be starting
 OWN_SEGMENTS = ("psm_", "sem.", "vllm", "torch_")
 
 
@@ -72,12 +73,13 @@ def options() -> argparse.Namespace:
 
 def wait_for_end(owners: list[int], ended: int, wake: int, has_starter: bool, segments: set[Path]) -> str:
     """Sleep until there is a reason to end; return it. `segments` gets the /dev/shm files seen meanwhile."""
-    pause = 0.25
+    began, pause = time.monotonic(), 0.25
     while True:
         ready, _, _ = select.select([*owners, ended, wake], [], [], pause)
         if not ready:
             segments |= own_segments()  # of a killed server they could no longer be told
-            pause = min(2 * pause, 60)  # they are made while it starts
+            starts = time.monotonic() - began < STARTING  # when they are made
+            pause = min(2 * pause, 1 if starts else 60)
             continue
         if ended in ready:
             return "server ended"
@@ -86,6 +88,7 @@ def wait_for_end(owners: list[int], ended: int, wake: int, has_starter: bool, se
             return "told to end"
         if signal.SIGUSR1 in received and has_starter:  # it is up: from now on it may outlive its starter
             os.close(owners.pop(0))
+            segments |= own_segments()
             has_starter = False
         elif any(owner in ready for owner in owners):
             return "owner ended"
