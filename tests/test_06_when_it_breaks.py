@@ -28,10 +28,11 @@ DIED = {
 }
 SOON = 3.0  # seconds
 WAITS = {"stalled_senders"}  # where nobody can know better
-# They start engines, each for some tens of seconds.
+# They start engines, each for some tens of seconds. prefill_killed is in the chapter, queue_full among the claims.
 SLOW = {
-    *("prefill_restarted", "swapped_roles", "incomplete_parameters", "several_answers"),
-    *("other_models", "other_layouts", "recompute_policy"),
+    *("prefill_killed", "prefill_restarted", "decode_killed", "swapped_roles", "incomplete_parameters"),
+    *("several_answers", "other_models", "other_layouts", "recompute_policy"),
+    *("preemption", "queue_full", "chunked_prefill"),
 }
 
 
@@ -85,6 +86,7 @@ def test_an_error_of_d_has_the_reason_that_its_worker_gives(faulty: Lab) -> None
     assert raised.value.hint == "D's worker says: Timeout waiting for P side ready."
 
 
+@pytest.mark.slow
 def test_nobody_is_held_by_a_process_that_was_killed(faulty: Lab) -> None:
     with faulty.hold("before_write") as hold:
         journey = faulty.submit("Nobody waits for this.", max_tokens=2)
