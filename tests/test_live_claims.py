@@ -13,7 +13,11 @@ def bench(lab: Lab) -> Bench:
     return Bench(lab)
 
 
-@pytest.mark.parametrize("claim", claims(), ids=lambda claim: claim.id)
+# 4e starts a prefill instance with two data-parallel ranks.
+CASES = [pytest.param(claim, id=claim.id, marks=[pytest.mark.slow] if claim.id == "4e" else []) for claim in claims()]
+
+
+@pytest.mark.parametrize("claim", CASES)
 def test_claim(bench: Bench, claim: Claim) -> None:
     decided = decide(claim, bench)
     assert decided.confirmed, decided.evidence

@@ -36,6 +36,7 @@ def test_an_untraced_lab_says_what_it_cannot(untraced: Lab) -> None:
     assert untraced.decode.kv(0, 0).block_len == 49152  # memory can be read all the same
 
 
+@pytest.mark.slow
 def test_a_broken_probe_is_counted_and_changes_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDLAB_PROBES", "tests.broken_probes:PROBES")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
