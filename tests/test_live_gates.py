@@ -80,8 +80,9 @@ def test_only_those_that_match_are_held(lab: Lab, point: str) -> None:
 
 
 def test_a_hold_ends_by_itself_and_says_so(lab: Lab, right: tuple[int, ...]) -> None:
-    with pytest.warns(HeldTooLong, match=r"its time was up"), lab.hold("before_write", seconds=0.5) as hold:
+    with pytest.warns(HeldTooLong, match=r"its time was up"), lab.hold("before_write", seconds=4) as hold:
         journey = lab.submit(PROMPT, 6, fresh=True)
+        hold.wait()
         assert journey.wait().token_ids == right
         assert "its time was up" in hold.notes[0]
 
