@@ -143,7 +143,7 @@ lab.send(prompt, n=2)
 # %% [markdown]
 # ## The proxy's own code
 #
-# `pdlab/lab/proxy.py` is about three hundred lines, and written to be read. `Proxy.double_send` is the whole of this
+# `pdlab/lab/proxy.py` is about two hundred lines, and written to be read. `Proxy.double_send` is the whole of this
 # chapter: read a body, choose P and D, make a `transfer_id`, send twice, wait for D's first chunk.
 
 # %%

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from pdlab.bench import soak
-from pdlab.bench.soak import LEFT, LOST, REFUSED, SERVED, WRONG, Ask, Case, Clients, judge
+from pdlab.bench import clients, soak
+from pdlab.bench.clients import LEFT, LOST, REFUSED, SERVED, WRONG, Ask, Case, Clients, judge
 
 RIGHT = (216, 38, 28)
 SSE = {"content-type": "text/event-stream; charset=utf-8"}
@@ -45,13 +45,13 @@ def streamed(*pieces: dict[str, Any], done: bool = True) -> httpx.Response:
 def test_a_seed_draws_the_same_again() -> None:
     def draw(seed: int) -> list[Ask]:
         rng = random.Random(seed)
-        return soak.plan(soak.choose_cases(rng), 200, rng)
+        return clients.plan(clients.choose_cases(rng), 200, rng)
 
     assert draw(1) == draw(1) != draw(2)
 
 
 def test_prompts_are_mixed() -> None:
-    cases = soak.choose_cases(random.Random(0))
+    cases = clients.choose_cases(random.Random(0))
     prompts = {case.prompt for case in cases}
     lists = [prompt for prompt in prompts if not isinstance(prompt, str)]
     assert len(prompts) == 24
@@ -63,7 +63,7 @@ def test_prompts_are_mixed() -> None:
 @pytest.mark.parametrize(("requests", "leaving"), [(10, 1), (1000, 50)])
 def test_one_of_twenty_clients_leaves(requests: int, leaving: int) -> None:
     rng = random.Random(0)
-    asks = soak.plan(soak.choose_cases(rng), requests, rng)
+    asks = clients.plan(clients.choose_cases(rng), requests, rng)
     moments = [ask.leaves for ask in asks if ask.leaves is not None]
     assert len(asks) == requests
     assert len(moments) == leaving and all(0 <= moment <= 1.5 for moment in moments)
@@ -139,10 +139,10 @@ class Scripted(Clients):
 
 
 def test_who_is_refused_asks_again_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soak, "AGAIN", 0)
-    clients = Scripted(httpx.Response(503, json=ERROR), httpx.Response(503, json=ERROR), whole(list(RIGHT)))
-    assert clients.ask()[0] == SERVED
-    assert clients.counts[REFUSED] == 1
+    monkeypatch.setattr(clients, "AGAIN", 0)
+    scripted = Scripted(httpx.Response(503, json=ERROR), httpx.Response(503, json=ERROR), whole(list(RIGHT)))
+    assert scripted.ask()[0] == SERVED
+    assert scripted.counts[REFUSED] == 1
 
 
 @pytest.mark.parametrize("answer", [httpx.ReadError(""), httpx.RemoteProtocolError("peer closed connection")])
@@ -152,7 +152,7 @@ def test_a_broken_connection_is_a_lost_request(answer: Exception) -> None:
 
 
 def test_a_client_leaves_and_one_that_stays_is_lost_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soak, "LIMIT", 0.05)
+    monkeypatch.setattr(clients, "LIMIT", 0.05)
     assert Scripted(None).ask(leaves=0.01) == (LEFT, "")
     assert Scripted(None).ask()[0] == LOST
     what, why = Scripted(httpx.Response(503, json=ERROR)).ask()

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from pdlab.lab import proxy
+from pdlab.lab import proxy_prefill
 from pdlab.lab.bodies import NOT_FOR_PREFILL, refusal
 from pdlab.lab.ports import Ports
 from pdlab.lab.proxy import create_app, main
@@ -492,7 +492,7 @@ def test_an_instance_that_is_gone_is_named(which: str) -> None:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two looks at a P in a fifth of a second."""
-    monkeypatch.setattr(proxy, "LOOK", 0.1)
+    monkeypatch.setattr(proxy_prefill, "LOOK", 0.1)
 
 
 @pytest.mark.usefixtures("looks")

@@ -15,7 +15,7 @@ import pytest
 from pdlab.inside.holds import Holder
 from pdlab.lab import proxy
 from pdlab.lab.ports import Ports
-from pdlab.lab.proxy import Half
+from pdlab.lab.proxy_half import Half
 from pdlab.lab.proxy_trace import WatchedHalf, watched
 from pdlab.trace.event import Event
 from pdlab.trace.reader import Reader

@@ -14,9 +14,10 @@ import pytest
 from pdlab.errors import PdlabError, RequestError
 from pdlab.trace.answer import Answer
 from pdlab.trace.event import ACTORS, Event, read_line
-from pdlab.trace.journey import STAGES, Journey
+from pdlab.trace.journey import Journey
 from pdlab.trace.perfetto import as_chrome_trace
 from pdlab.trace.reader import Reader
+from pdlab.trace.stages import STAGES
 from pdlab.trace.trace import Trace, read
 from tests.traces import (
     AT_ONCE,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pdlab.trace.event import ACTORS
-from pdlab.trace.journey import STAGES
 from pdlab.trace.perfetto import as_chrome_trace
+from pdlab.trace.stages import STAGES
 from pdlab.trace.trace import Trace
 from tests.traces import EVERY, HELD, P_FIRST, WHOLE, journey_of, recorded_journey, recorded_trace, saved
 

@@ -17,30 +17,24 @@ import itertools
 import json
 import logging
 import os
-import re
-import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from http import HTTPStatus
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from pdlab.lab.bodies import Body, decode_body, prefill_body, refusal
 from pdlab.lab.failure import Failure, reason
+from pdlab.lab.proxy_half import Half, Relay, first_chunk, latin
+from pdlab.lab.proxy_prefill import QUICK, Prefill
 
 log = logging.getLogger("pdlab.proxy")
-LOOK = 0.8  # seconds between two looks whether P is still there, while D has said nothing
-FETCHING = re.compile(r"^vllm:num_requests_kv_fetch_by_stage\{.*\} (\S+)$", re.MULTILINE)
-QUICK = httpx.Timeout(2.0)  # for /health, /query and /v1/models, which wait behind no request
 
 
 def create_app(
@@ -59,7 +53,7 @@ def create_app(
 
 
 class Proxy:
-    def __init__(self, prefills: list["Prefill"], decodes: list[str]) -> None:
+    def __init__(self, prefills: list[Prefill], decodes: list[str]) -> None:
         self.prefills, self.decodes = prefills, decodes
         self.prefill_turn, self.decode_turn = itertools.cycle(prefills), itertools.cycle(decodes)
         self.starting: set[Half] = set()
@@ -154,181 +148,8 @@ def read_body(raw: bytes) -> Body:
     return body
 
 
-# The two halves on their way ------------------------------------------------------------------------------------------
-
-
-class Half:
-    """One of the two HTTP calls that a request becomes: sent when made, `started` when its first chunk is here."""
-
-    answer: httpx.Response | None = None
-    first: bytes
-    rest: AsyncIterator[bytes]
-
-    def __init__(self, hop: str, client: httpx.AsyncClient, url: str, headers: Mapping[str, str], body: Body) -> None:
-        self.hop, self.client, self.id, self.left = hop, client, headers["X-Request-Id"], time.monotonic()
-        # Not httpx's json=, which refuses some of what json.loads has let pass (NaN, lone surrogates).
-        self.request = client.build_request("POST", url, headers=latin(headers), content=json.dumps(body))
-        self.started = asyncio.create_task(self.start(streamed=body["kv_transfer_params"]["do_remote_prefill"]))
-        self.started.add_done_callback(self.report)
-
-    async def start(self, streamed: bool) -> None:
-        try:
-            self.answer = await self.client.send(self.request, stream=streamed)
-            self.rest = self.answer.aiter_bytes()
-            self.first = await anext(self.rest, b"")
-            if not self.answer.is_success:
-                body = self.first + b"".join([chunk async for chunk in self.rest])
-                raise Failure(self.hop, self.answer.status_code, body, self.answer.headers.get("content-type"))
-        except httpx.RequestError as error:
-            raise Failure.at(self.hop, 502, reason(error)) from None
-        # vLLM sends the 200 of an event stream before it knows how the request goes. We can still tell the client.
-        if self.first.startswith(b'data: {"error"'):
-            body = self.first.splitlines()[0].removeprefix(b"data: ")
-            with suppress(ValueError, KeyError, TypeError):
-                raise Failure(self.hop, HTTPStatus(json.loads(body)["error"]["code"]), body)
-
-    def report(self, started: "asyncio.Task[None]") -> None:
-        if not started.cancelled() and (error := started.exception()):
-            log.warning("%s: %s", self.id, error)
-
-    async def close(self) -> None:
-        """Close the connection, which is how an engine learns that nobody waits any more."""
-        self.started.cancel()
-        await asyncio.wait([self.started])
-        if self.answer:
-            await self.answer.aclose()
-
-
-async def first_chunk(prefill: Half, decode: Half, lost: Coroutine[Any, Any, None], request: Request) -> None:
-    """Return when D's first chunk is here. Raises Failure if P or D fails, or the client leaves, before that."""
-    left, gone = asyncio.create_task(client_left(request)), asyncio.create_task(lost)
-    waiting = {prefill.started, decode.started, left, gone}
-    try:
-        while not decode.started.done():
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if decode.started in done:  # whatever else there is
-                return decode.started.result()
-            for task in done:
-                task.result()  # raises the Failure of a half; a P that ended well is no longer of interest
-            if left in done:
-                raise Failure.at("client", 400, "left before the first chunk")
-    finally:
-        for task in (left, gone):
-            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody else will ask
-            task.cancel()
-
-
-async def client_left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-class Relay(StreamingResponse):
-    """Hands D's chunks on as they come, and leaves nothing open however that ends."""
-
-    def __init__(self, prefill: Half, decode: Half, ids: Mapping[str, str]) -> None:
-        assert decode.answer, "started"
-        self.prefill, self.decode, self.whole = prefill, decode, False
-        self.type = decode.answer.headers.get("content-type", "application/json")
-        super().__init__(self.chunks(), decode.answer.status_code, {**ids, "content-type": self.type})
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        yield self.decode.first
-        try:
-            async for chunk in self.decode.rest:
-                yield chunk
-            self.whole = True
-        except httpx.RequestError as error:
-            failure = Failure.at(self.decode.hop, 502, reason(error))
-            log.warning("%s: after the first chunk: %s", self.decode.id, failure)
-            if not self.type.startswith("text/event-stream"):
-                raise failure from None  # cuts the connection: a part must not look like the whole
-            yield b"\n\ndata: " + failure.body + b"\n\n"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)  # returns early when the client leaves
-        finally:
-            await self.decode.close()
-            if not self.whole:
-                await self.prefill.close()
-
-
-# Who computes the prompt ----------------------------------------------------------------------------------------------
-
-
-class Prefill:
-    """A prefill instance and its bootstrap server, which knows the engine id of each of its DP ranks."""
-
-    def __init__(self, url: str, bootstrap: str, engine_ids_live_s: float) -> None:
-        self.url, self.bootstrap, self.live_s = url.rstrip("/"), bootstrap.rstrip("/"), engine_ids_live_s
-        self.hop = f"bootstrap {self.bootstrap} of prefill instance {self.url}"
-        self.engine_ids: dict[int, str] = {}
-        self.read_at, self.reading, self.turn = -float("inf"), asyncio.Lock(), itertools.count()
-
-    async def next_engine(self, client: httpx.AsyncClient) -> tuple[int | None, str]:
-        """The DP rank whose turn it is (None where there is only one), and its engine id."""
-        async with self.reading:
-            # An instance that came back has new ids, and D would wait in vain for an engine of the old ones. To come
-            # back takes it far longer than ids are believed here.
-            if time.monotonic() - self.read_at > self.live_s:
-                self.engine_ids, self.read_at = await self.query(client), time.monotonic()
-        ranks = sorted(self.engine_ids)
-        rank = ranks[next(self.turn) % len(ranks)]
-        return rank if len(ranks) > 1 else None, self.engine_ids[rank]
-
-    async def lost(self, client: httpx.AsyncClient, engine_id: str, decode: str, after: Callable[[], int]) -> None:
-        """Raises Failure once P, with this engine id, is gone and a request waits for its KV on `decode`.
-
-        D does not see that P has died: it waits for VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT and another 60 s. A D that has
-        its KV needs P no more, and of an answer that is not streamed nothing is seen before its end. So D is asked how
-        many of its requests wait for KV; KV comes in the order of the requests, or nearly: they are the last that left.
-
-        Args:
-            after: how many requests left for `decode` later than this one, and are not answered yet.
-        """
-        looks = 0
-        while looks < 2:  # twice: what D says is as old as its last step
-            await asyncio.sleep(LOOK)
-            with suppress(httpx.HTTPError, ValueError, AttributeError):  # to be busy is not to be gone
-                gone = await self.is_gone(client, engine_id)
-                looks = looks + 1 if gone and await waiting_for_kv(client, decode) > after() else 0
-        raise Failure.at(f"prefill instance {self.url}", 502, "it ended, or was started again, before D had its KV")
-
-    async def is_gone(self, client: httpx.AsyncClient, engine_id: str) -> bool:
-        """Whether nothing listens at its bootstrap server's port any more, or another engine does."""
-        try:
-            answer = (await client.get(f"{self.bootstrap}/query", timeout=QUICK)).raise_for_status()
-        except httpx.NetworkError:
-            return True
-        return engine_id not in {entry.get("engine_id") for entry in answer.json().values()}
-
-    async def query(self, client: httpx.AsyncClient) -> dict[int, str]:
-        try:
-            answer = (await client.get(f"{self.bootstrap}/query", timeout=QUICK)).raise_for_status()
-            engine_ids = {int(rank): str(entry["engine_id"]) for rank, entry in answer.json().items()}
-        except httpx.RequestError as error:
-            raise Failure.at(self.hop, 503, reason(error)) from None
-        except (httpx.HTTPStatusError, ValueError, AttributeError, KeyError, TypeError):
-            raise Failure.at(self.hop, 503, "does not answer as a bootstrap server") from None
-        if not engine_ids:
-            raise Failure.at(self.hop, 503, "no engine has registered yet")
-        return engine_ids
-
-
-async def waiting_for_kv(client: httpx.AsyncClient, decode: str) -> float:
-    """How many requests have, as D's metrics say, their KV on its way or not asked for yet."""
-    answer = (await client.get(f"{decode}/metrics", timeout=QUICK)).raise_for_status()
-    return sum(map(float, FETCHING.findall(answer.text)))
-
-
 def authorization(request: Request) -> dict[str, str]:
     return {name: value for name, value in request.headers.items() if name == "authorization"}
-
-
-def latin(headers: Mapping[str, str]) -> httpx.Headers:
-    """Headers on their way on, byte for byte as Starlette has read them."""
-    return httpx.Headers(dict(headers), encoding="latin-1")
 
 
 # The command ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.inside.holds import GIVEN_UP, LOOK, find
-from pdlab.lab.proxy import Body, Half
+from pdlab.lab.bodies import Body
+from pdlab.lab.proxy_half import Half
 from pdlab.trace.event import Event
 from pdlab.trace.writer import Writer
 

@@ -1,6 +1,7 @@
 """One event: what one probe saw, in one process, at one moment."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,3 +43,7 @@ def read_line(line: str) -> Event:
     """The event of a line that `Event.as_line` wrote. ValueError if it is none."""
     time, name, actor, thread, transfers, request_id, facts = json.loads(line)
     return Event(time, name, actor, thread, tuple(transfers), request_id, facts)
+
+
+def by_time(events: Sequence[Event]) -> list[Event]:
+    return sorted(events, key=lambda event: event.time)

@@ -1,39 +1,23 @@
 """The journey of one request: what happened to it in the proxy, in P and in D, as one object."""
 
-import gzip
 import json
-import math
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pdlab.checks import seconds as checked
-from pdlab.checks import whole, write
+from pdlab.checks import whole
 from pdlab.errors import PdlabError
 from pdlab.trace.answer import Answer
-from pdlab.trace.event import ACTORS, SCHEMA, Event, read_line
+from pdlab.trace.event import ACTORS, SCHEMA, Event, by_time
 from pdlab.trace.failure import failure_of
+from pdlab.trace.kept import load, made_of, save
 from pdlab.trace.side import Side, side_of
+from pdlab.trace.stages import stages_of
 from pdlab.trace.steps import KINDS, NUMBERS, Step, steps_of
 from pdlab.trace.writes import Write, length_of, writes_of
-
-# The stages of a journey: from the first event of the one name to the first after it of the other. "P" and "D" stand
-# for their schedulers.
-STAGES = {
-    "wait for P to schedule it": (("P", "request.added"), ("P", "scheduled")),
-    "P computes the prompt": (("P", "scheduled"), ("P", "token.first")),
-    "P gets ready to send": (("P", "request.finished"), ("P worker", "transfer.planned")),
-    "D waits for the KV": (("D", "metadata.built"), ("D", "request.promoted")),
-    "P writes": (("P worker", "transfer.started"), ("P worker", "transfer.written")),
-    "D hears of it": (("P worker", "transfer.written"), ("D", "request.promoted")),
-    "D computes the last prompt token": (("D", "request.promoted"), ("D", "token.first")),
-    "time to first token": (("proxy", "half.sent"), ("D", "token.first")),
-    "D decodes": (("D", "token.first"), ("D", "request.finished")),
-    "P keeps the blocks after its answer": (("P", "request.finished"), ("P", "blocks.freed")),
-}
 
 
 class Journey:
@@ -225,16 +209,7 @@ class Journey:
 
     def stages(self) -> Iterator[tuple[str, Event, Event]]:
         """The stages that it has ended: each with the events at which it began and ended."""
-        self.refresh()
-        for stage, (first, last) in STAGES.items():
-            began = self._first(*first)
-            ended = began and self._first(*last, after=began.time)
-            if began and ended:
-                yield stage, began, ended
-
-    def _first(self, actor: str, name: str, after: float = -math.inf) -> Event | None:
-        whose = f"{actor} scheduler" if actor in ("P", "D") else actor
-        return next((e for e in self._events if e.name == name and e.actor == whose and e.time >= after), None)
+        return stages_of(self.events)
 
     def summary(self) -> dict[str, Any]:
         """What it came to.
@@ -350,40 +325,16 @@ class Journey:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Journey":
         """The journey that `as_dict` made. PdlabError if it is none, or of another schema."""
-        try:
-            if fields["schema"] != SCHEMA:
-                raise PdlabError(
-                    f"this journey has trace schema {fields['schema']}; this pdlab reads {SCHEMA}",
-                    "read it with the pdlab that wrote it",
-                )
-            answer = fields["answer"] and Answer(
-                **{**fields["answer"], "token_ids": tuple(fields["answer"]["token_ids"])}
-            )
-            events = [read_line(json.dumps(line)) for line in fields["events"]]
-            return cls(
-                fields["request_id"], events, transfer_id=fields["transfer_id"], answer=answer,
-                error=PdlabError(fields["error"]) if fields["error"] else None,
-                about=dict(fields["about"]),
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError) as error:
-            raise PdlabError(
-                f"this is no journey ({type(error).__name__}: {error})", "journey.save writes one"
-            ) from None
+        return cls(**made_of(fields))
 
     def save(self, path: str | Path) -> Path:
         """Write it to a file: JSON, or compressed where the name ends in .gz."""
-        data = json.dumps(self.as_dict(), separators=(",", ":")).encode()
-        return write(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+        return save(self.as_dict(), path)
 
     @classmethod
     def load(cls, path: str | Path) -> "Journey":
         """The journey that `save` wrote. PdlabError if there is none, or it is of another schema."""
-        try:
-            raw = Path(path).read_bytes()
-            fields = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-        except (OSError, TypeError, ValueError, EOFError, zlib.error) as error:
-            raise PdlabError(f"cannot read a journey from {path} ({error})", "journey.save writes one") from None
-        return cls.from_dict(fields)
+        return cls.from_dict(load(path))
 
     # Showing it ---------------------------------------------------------------------------------------------------
 
@@ -402,7 +353,3 @@ class Journey:
         from pdlab.trace.text import line
 
         return line(self)
-
-
-def by_time(events: Sequence[Event]) -> list[Event]:
-    return sorted(events, key=lambda event: event.time)

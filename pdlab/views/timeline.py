@@ -20,7 +20,8 @@ import traitlets
 
 from pdlab.errors import PdlabError
 from pdlab.trace.event import ACTORS
-from pdlab.trace.journey import STAGES, Journey
+from pdlab.trace.journey import Journey
+from pdlab.trace.stages import STAGES
 from pdlab.trace.steps import KINDS
 from pdlab.trace.trace import Trace
 from pdlab.views.figure import HERE, style
