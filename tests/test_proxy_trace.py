@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pdlab.inside.holds import Holder
-from pdlab.lab import proxy
+from pdlab.lab import proxy, proxy_trace
 from pdlab.lab.ports import Ports
 from pdlab.lab.proxy_half import Half
 from pdlab.lab.proxy_trace import WatchedHalf, watched
@@ -43,7 +43,7 @@ class Watched:
         return [event for events in self.reader.of_transfer.values() for event in events]
 
     def of(self, role: str) -> list[Event]:
-        return [event for event in self.events if event.facts["role"] == role]
+        return [event for event in self.events if event.facts.get("role") == role]
 
     def names(self, role: str) -> list[str]:
         return [event.name for event in self.of(role)]
@@ -188,6 +188,42 @@ def test_a_half_that_an_engine_refuses_has_failed_with_its_status(trace: Watched
         await trace.until("decode", "half.sent", "half.closed")
         assert trace.facts("decode", "half.closed")["unanswered"] is True
 
+    trace(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_of_d_has_the_reason_that_its_worker_noted(stream: bool, trace: Watched) -> None:
+    async def test(bench: Bench) -> None:
+        bench.d.plays(fails, b"data: " + json.dumps(error(500, "Internal server error")).encode() + b"\n\n", type=SSE)
+        if not stream:
+            bench.d.plays(fails, json.dumps(error(500, "Internal server error")).encode(), status=500)
+        waiting = asyncio.create_task(bench.post(stream=stream))
+        await trace.until("decode", "half.sent")
+        for transfer in (trace.of("decode")[0].transfers[0], "another"):
+            reason = f"{transfer} timed out"
+            worker.note(Event(time.monotonic(), "pull.failed", "D worker", "t", (transfer,), "r", {"reason": reason}))
+        fails.set()
+        answer = await waiting
+        own = trace.of("decode")[0].transfers[0]
+        says = f"Internal server error; D's worker says: {own} timed out"
+        assert (answer.status_code, answer.json()) == (500, error(500, says))
+        assert answer.headers["X-Failed-Hop"] == f"decode instance {bench.servers[bench.d].url}"
+
+    fails, worker = asyncio.Event(), Writer(trace.folder, "worker", {"side": "D"})
+    trace(test)
+    worker.close()
+
+
+@pytest.mark.parametrize(("status", "body"), [(500, b"no JSON"), (500, b'{"error": "no"}'), (503, b"{}")])
+def test_an_error_of_d_is_handed_on_as_it_is_where_nothing_is_known(
+    status: int, body: bytes, trace: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(bench: Bench) -> None:
+        bench.d.plays(body, status=status)
+        answer = await bench.post()
+        assert (answer.status_code, answer.content) == (status, body)
+
+    monkeypatch.setattr(proxy_trace, "SILENCE", 0.05)
     trace(test)
 
 

@@ -629,6 +629,12 @@ class TestFailure:
         says = "D's worker says: remote engine_id … not found from bootstrap server"
         assert journey.failure == f"502 from the decode instance: no KV; {says}"
 
+    def test_has_it_once_where_the_proxy_has_said_it(self) -> None:
+        journey = parked(("pull.failed", "D worker", {"reason": UNKNOWN}))
+        says = f"D's worker says: {UNKNOWN}"
+        journey.answered(None, RequestError(500, f"no KV; {says}", hop=f"decode instance {D}"))
+        assert str(journey.failure).count("D's worker says") == 1
+
     @pytest.mark.parametrize(
         ("facts", "line"),
         [

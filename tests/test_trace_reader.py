@@ -235,11 +235,26 @@ class TestFromNow:
         assert seen(reader) == written(*LINES[-2:])
 
 
+class TestRecent:
+    def test_a_short_file_is_read_from_its_beginning(self, tmp_path: Path) -> None:
+        File(tmp_path).add(*LINES)
+        assert seen(Reader(tmp_path, recent=True)) == written(*LINES)
+
+    @pytest.mark.parametrize("cut", [0, 1, 10])
+    def test_of_a_long_file_the_lines_that_begin_in_its_tail(
+        self, cut: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(readers, "TAIL", sum(len(line) for line in LINES[-2:]) + cut)
+        File(tmp_path).add(*LINES)
+        assert seen(Reader(tmp_path, recent=True)) == written(*(LINES[-2:] if cut else LINES[-1:]))
+
+
 class TestClocks:
     """Another host's events, aligned by both wall clocks; here it is 5,000 s by the wall, 200 s since the boot."""
 
     @pytest.fixture(autouse=True)
     def now(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        recorded_trace()  # read by the real clock: other tests have it too
         monkeypatch.setattr(readers, "time", SimpleNamespace(time=lambda: 5000.0, monotonic=lambda: 200.0))
 
     def test_of_this_host_are_as_they_are(self, tmp_path: Path) -> None:

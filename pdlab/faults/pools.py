@@ -20,7 +20,7 @@ def write_fails(h: Hands) -> Seen:
     regions, size = len(h.d.registered_kv["regions"]), int(h.d.registered_kv["block_size"])
     blocks = PIECES // regions + 2
     got, journey = into_falling_blocks(h, [1000 + n % 3000 for n in range(blocks * size)])
-    must(got.status == 500 and "decode" in got.hop, f"through the proxy: {got}")
+    must(got.status == 500 and "decode" in got.hop and "D's worker says" in got.reason, f"through the proxy: {got}")
     h.until(lambda: journey.of("pull.failed"), "D's worker says why")
     reason, written = journey.of("pull.failed")[0].facts["reason"], journey.of("transfer.written")[0].facts["result"]
     must(
@@ -32,7 +32,7 @@ def write_fails(h: Hands) -> Seen:
         f"the transport takes {PIECES:,} pieces in a batch; of more it refuses the rest, and the write returns "
         f"{written}; D fails at once, P keeps the blocks for {h.timeout} s "
         "(MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER=16384 raises the limit)",
-        "500 that names D; its worker's reason is in the journey",
+        "500 that names D, with the reason that its worker gives",
         {"pieces": len(journey.writes), "reason": reason, "freed_seconds": freed},
         journey,
     )

@@ -20,6 +20,15 @@ class Failure(Exception):
         error = {"message": f"{hop}: {why}", "type": kind, "param": None, "code": status}
         return cls(hop, status, json.dumps({"error": error}).encode())
 
+    def because(self, why: str) -> "Failure":
+        """The same with a reason at the end of its message; as it is where its body is none of OpenAI's API."""
+        try:
+            fields = json.loads(self.body)
+            fields["error"]["message"] = f"{fields['error']['message']}; {why}"
+        except (ValueError, KeyError, TypeError):
+            return self
+        return Failure(self.hop, self.status, json.dumps(fields).encode())
+
     def response(self, ids: Mapping[str, str]) -> Response:
         return Response(self.body, self.status, {**ids, "X-Failed-Hop": self.hop}, self.content_type)
 

@@ -30,7 +30,6 @@ class Journeys:
         journey = self._new(prompt, max_tokens, body)
         self._ask(journey, prompt, max_tokens, fresh, body)
         if isinstance(journey.error, RequestError):
-            journey.error = self._explained(journey, journey.error)
             journey.error.journey = journey
         if journey.error is not None:
             raise journey.error
@@ -60,17 +59,6 @@ class Journeys:
             journey.answered(answer)
         except Exception as error:  # whatever it is, who waits for the journey has to hear of it
             journey.answered(None, error)
-
-    def _explained(self, journey: Journey, error: RequestError) -> RequestError:
-        """The error, with what D's worker says of it: to its client D says no more than "Internal server error"."""
-        deadline = time.monotonic() + SILENCE
-        while self._reader and error.status == 500 and time.monotonic() < deadline:
-            if failed := journey.of("pull.failed"):
-                return RequestError(
-                    error.status, error.message, f"D's worker says: {failed[0].facts['reason']}", error.hop
-                )
-            time.sleep(0.01)
-        return error
 
     def _feed(self, journey: Journey) -> None:
         assert self._reader is not None

@@ -5,14 +5,19 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from pdlab.inside.holds import GIVEN_UP, LOOK, find
 from pdlab.lab.bodies import Body
+from pdlab.lab.failure import Failure
 from pdlab.lab.proxy_half import Half
 from pdlab.trace.event import Event
+from pdlab.trace.reader import Reader
 from pdlab.trace.writer import Writer
+
+SILENCE = 0.5  # seconds in which an engine that is traced has written what it noted
 
 
 def watched(folder: Path) -> Callable[..., Half]:
@@ -42,8 +47,22 @@ class WatchedHalf(Half):
             # What an engine answers may repeat the prompt; what is said of one that did not is ours.
             said = {} if self.answer else {"error": str(error)[:300]}
             self.note("half.failed", status=getattr(error, "status", None), **said)
-            raise
+            raise await self.explained(error) from None
         self.note("half.answered", status=self.answer.status_code if self.answer else None)
+
+    async def explained(self, error: Exception) -> Exception:
+        """The error, with what D's worker says: where a load failed, D says no more than "Internal server error"."""
+        if self.role != "decode" or not isinstance(error, Failure) or error.status != 500:
+            return error
+        deadline = time.monotonic() + SILENCE
+        with closing(Reader(self.gates.parent, recent=True)) as reader:
+            while time.monotonic() < deadline:
+                await asyncio.to_thread(reader.poll)
+                for event in reader.of_transfer.get(self.transfer, ()):
+                    if event.name == "pull.failed":
+                        return error.because(f"D's worker says: {event.facts['reason']}")
+                await asyncio.sleep(LOOK)
+        return error
 
     async def close(self) -> None:
         unanswered = not self.started.done()

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from pdlab.trace.event import Event
 
+SAYS = "D's worker says: "
 LONGEST = 240  # characters of what a server said: vLLM's refusals may go on
 # The hops, as the proxy names them without their addresses.
 HOPS = {
@@ -44,7 +45,9 @@ def failure_of(error: Exception | None, events: Sequence[Event]) -> str | None:
     else:
         line = _of_the_halves(events) or _of_the_load(events) or ""
     reason = next((event.facts["reason"] for event in events if event.name == "pull.failed"), None)
-    return (f"{line}; D's worker says: {_plain(reason)}" if line and reason else line) or None
+    if line and reason and SAYS not in line:  # a proxy that is traced has said it
+        line = f"{line}; {SAYS}{_plain(reason)}"
+    return line or None
 
 
 def _of_the_halves(events: Sequence[Event]) -> str | None:

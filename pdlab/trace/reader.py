@@ -14,13 +14,17 @@ from pdlab.trace.event import SCHEMA, Event, read_line
 from pdlab.trace.writer import boot
 
 KEPT = 4_000  # transfers whose events are remembered
-TAIL = 1 << 20  # bytes; no line is longer
+TAIL = 1 << 20  # bytes at the end of a file; no line is longer
 
 
 class Reader:
-    """The events of a folder, by transfer. Each `poll` reads on where the last one ended."""
+    """The events of a folder, by transfer. Each `poll` reads on where the last one ended.
 
-    def __init__(self, folder: Path, from_now: bool = False) -> None:
+    Args:
+        from_now: leave out what is there already; recent: leave it out but for the last MiB of each file.
+    """
+
+    def __init__(self, folder: Path, from_now: bool = False, recent: bool = False) -> None:
         self.folder = folder
         self.of_transfer: dict[str, list[Event]] = {}
         self.transfer_of: dict[str, str] = {}  # by the proxy's request_id
@@ -28,10 +32,10 @@ class Reader:
         self._files: dict[int, _File] = {}
         self._ahead = {boot(): 0.0}
         self._closed, self._lock = False, threading.Lock()
-        if from_now:
+        if from_now or recent:
             self._look()
             for file in self._files.values():
-                file.skip()
+                file.skip_to_tail() if recent else file.skip()
 
     def poll(self) -> None:
         """Take in what was written since.
@@ -119,6 +123,13 @@ class _File:
         """Go to the end; where that is within a line, to the line's beginning."""
         self.offset = self._open.seek(max(self.offset, self._open.seek(0, os.SEEK_END) - TAIL))
         self.offset += self._open.read().rfind(b"\n") + 1
+
+    def skip_to_tail(self) -> None:
+        """Go to the first line that begins in the last TAIL bytes."""
+        if (tail := self._open.seek(0, os.SEEK_END) - TAIL) > self.offset:
+            self._open.seek(tail)
+            self._open.readline()
+            self.offset = self._open.tell()
 
     def read(self) -> Iterator[Event]:
         self._open.seek(self.offset)
