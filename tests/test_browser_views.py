@@ -8,6 +8,7 @@ import pytest
 
 from pdlab.trace.trace import Trace
 from pdlab.views.figure import Figure
+from pdlab.views.memory import memory
 from pdlab.views.picture import THEME
 from pdlab.views.sequence import sequence
 from pdlab.views.timeline import LEFT, LOOKS, Timeline
@@ -52,7 +53,7 @@ class TestFigure:
             assert page.locator(".pdlab-figure").get_attribute("aria-label") == figure.shown.line
             assert self.shown_steps(page) == figure.last + 1
             drawn = "rect, line, text"
-            counts = page.locator(".pdlab-figure > svg").evaluate(
+            counts = page.locator(".pdlab-figure > div > svg").evaluate(
                 f"(svg) => [...svg.children].filter((child) => child.matches('{drawn}')).length"
             )
             assert counts == len(figure.shown.shapes)
@@ -74,6 +75,32 @@ class TestFigure:
             page.keyboard.press("End")
             page.keyboard.press("ArrowRight")
             assert page.evaluate("model.get('step')") == figure.last
+
+    def test_keys_with_a_modifier_are_the_browsers(self, browser: Any, figure: Figure) -> None:
+        with bare(browser, figure) as page:
+            page.locator(".pdlab-figure").focus()
+            for keys in ("Control+Home", "Alt+ArrowUp", "Control+n"):
+                page.keyboard.press(keys)
+            assert page.evaluate("[model.get('step'), model.get('chosen'), model.saves]") == [figure.last, "", 0]
+
+    def test_n_and_p_choose_what_else_a_click_would(self, browser: Any) -> None:
+        journey = recorded_journey(WHOLE)
+        with bare(browser, Figure(memory(journey), last=len(journey.steps) - 1)) as page:
+            page.locator(".pdlab-figure").focus()
+            chosen = []
+            for key in "nnpp":
+                page.keyboard.press(key)
+                chosen.append(page.evaluate("model.get('chosen')"))
+            assert chosen == ["descriptor 0", "layer 0", "descriptor 0", "layer 29"]
+
+    def test_who_hears_the_page_is_told_the_step_where_the_focus_is(self, browser: Any, figure: Figure) -> None:
+        with bare(browser, figure) as page:
+            said = page.locator(".pdlab-figure > output")
+            page.evaluate("model.set('step', 3)")
+            assert said.inner_text() == ""
+            page.locator(".pdlab-figure").focus()
+            page.keyboard.press("Home")
+            assert said.inner_text().startswith("1 ")
 
     def test_a_click_on_a_step_goes_to_it_and_lights_it(self, browser: Any, figure: Figure) -> None:
         with bare(browser, figure) as page:
@@ -174,7 +201,10 @@ class TestTimeline:
     def test_the_wheel_zooms_around_the_pointer(self, page: Any, shown: Timeline) -> None:
         x, y = place_of(shown, "P computes the prompt", 3)
         self.pointer(page, x, y)
+        page.mouse.wheel(0, -800)  # the page's
+        page.keyboard.down("Control")
         of = redrawn(page, lambda: page.mouse.wheel(0, -800))
+        page.keyboard.up("Control")
         whole = 1.03 * shown.columns.end
         assert of["to"] - of["from"] == pytest.approx(whole / 1.0015**800, rel=1e-6)
         under = of["from"] + (x - LEFT) / (shown.width - LEFT) * (of["to"] - of["from"])

@@ -19,6 +19,7 @@ from pdlab.source.anchors import ANCHORS
 from pdlab.trace.journey import Journey
 from pdlab.views.bench import Bench
 from pdlab.views.gates import GatePanel
+from pdlab.views.memory import memory
 from pdlab.views.shown import ErrorLine, guarded
 from pdlab.views.source import AROUND, Source, lines_shown, shortened
 from pdlab.views.stepper import Stepper
@@ -422,13 +423,28 @@ def test_the_bench_shows_every_recorded_journey_at_every_step(path: Path) -> Non
     assert bundle["image/png"] and "application/vnd.jupyter.widget-view+json" in bundle
 
 
-def test_a_layer_that_is_clicked_is_shown(journey: Journey) -> None:
+@pytest.mark.parametrize("where", ["alone", "on the bench"])
+def test_a_layer_and_a_descriptor_that_are_clicked_are_shown(where: str, journey: Journey) -> None:
+    shown = views.memory_view(journey) if where == "alone" else views.bench(journey).memory
+    shown.chosen = "layer 7"
+    assert shown.shown.shapes == memory(journey, 7).shapes
+    shown.chosen = "descriptor 0"
+    assert shown.layer == 7 and shown.shown.shapes == memory(journey, 7, chosen=0).shapes
+    shown.chosen = "layer x"  # from a page that is not ours
+    assert shown.layer == 7
+
+
+def test_an_error_of_a_click_is_shown_on_the_bench(journey: Journey) -> None:
     bench = views.bench(journey)
-    before = bench.memory.picture
-    bench.memory.chosen = "layer 7"
-    assert bench.memory.picture != before
-    bench.memory.chosen = "layer x"
+    bench.blocks.chosen = "P block x"
     assert "⚠" in words_of(bench)
+
+
+def test_the_source_of_a_step(journey: Journey) -> None:
+    assert repr(views.source_view(journey, step=1)) == "<source of step 1: Proxy.double_send, pdlab/lab/proxy.py>"
+    assert "step 23" in repr(views.source_view(journey))
+    with pytest.raises(PdlabError, match="step 99 has not happened"):
+        views.source_view(journey, step=99)
 
 
 def test_the_bench_has_the_gates_of_a_lab(journey: Journey) -> None:

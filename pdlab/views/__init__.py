@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pdlab.views.figure import Figure
     from pdlab.views.gates import GatePanel
     from pdlab.views.health import HealthPanel
+    from pdlab.views.memory_map import MemoryMap
     from pdlab.views.predict import Prediction
     from pdlab.views.source import Source
     from pdlab.views.stepper import Stepper
@@ -61,14 +62,16 @@ def blocks_view(journey: "Journey", compared: Any = None) -> "Figure":
     return _figure("blocks", journey, compared=_comparison(compared))
 
 
-def memory_view(journey: "Journey", layer: int = 0) -> "Figure":
+def memory_view(journey: "Journey", layer: int = 0) -> "MemoryMap":
     """The memory of one layer on both sides, and what is written from the one to the other."""
+    from pdlab.views.memory_map import MemoryMap
+
     layers = [write.layer for write in _journey(journey).writes]
     if layers and layer not in layers:
         from pdlab.errors import PdlabError
 
         raise PdlabError(f"there is no layer {layer!r}", f"choose of {min(layers)} to {max(layers)}")
-    return _figure("memory", journey, layer=layer)
+    return MemoryMap(journey, layer, last=_last(journey))
 
 
 def status_view(journey: "Journey") -> "Figure":
@@ -76,11 +79,12 @@ def status_view(journey: "Journey") -> "Figure":
     return _figure("status", journey)
 
 
-def source_view(journey: "Journey") -> "Source":
-    """The installed vLLM's source of each step, and the values that were seen there."""
+def source_view(journey: "Journey", step: int | None = None) -> "Source":
+    """The source of a step, by its number, and the values that were seen there; None: of the last there is."""
     from pdlab.views.source import Source
 
-    return Source(_journey(journey))
+    journey = _journey(journey)
+    return Source(journey, None if step is None else journey.steps.index(journey.step(step)))
 
 
 def gate_panel(lab: "Lab") -> "GatePanel":
@@ -112,7 +116,11 @@ def _figure(name: str, journey: "Journey", **how: Any) -> "Figure":
     from pdlab.views.figure import Figure
 
     journey = _journey(journey)
-    return Figure(picture_of(name, journey, **how), last=max(len(journey.steps) - 1, 0))
+    return Figure(picture_of(name, journey, **how), last=_last(journey))
+
+
+def _last(journey: "Journey") -> int:
+    return max(len(journey.steps) - 1, 0)
 
 
 def _journey(given: Any) -> "Journey":

@@ -11,6 +11,7 @@ from pdlab.trace.text import line
 from pdlab.views.detail import Detail
 from pdlab.views.figure import Figure
 from pdlab.views.gates import GatePanel
+from pdlab.views.memory_map import MemoryMap
 from pdlab.views.picture import Picture
 from pdlab.views.sequence import sequence
 from pdlab.views.shown import ErrorLine, guarded
@@ -30,13 +31,13 @@ class Bench(ipywidgets.VBox):
         self._error = ErrorLine()
         self.stepper = Stepper(journey)
         self.sequence = Figure(sequence(journey), last=self.stepper.last)
-        self.blocks, self.status, self.memory = (self._figure(name) for name in ("blocks", "status", "memory"))
+        self.blocks, self.status = (self._figure(name) for name in ("blocks", "status"))
+        self.memory = MemoryMap(journey, last=self.stepper.last)
         self.source = Source(journey)
         self.detail = Detail(journey, compared, lab if journey.held else None)
         self.gates = GatePanel(lab) if lab is not None else None
         self.stepper.follow(self.sequence, self.blocks, self.status, self.source, self.memory)
-        for figure in (self.blocks, self.memory):
-            figure.observe(guarded(self._error, self._chosen), "chosen")
+        self.blocks.observe(guarded(self._error, self._chosen), "chosen")
         super().__init__(self._parts())
 
     def _figure(self, name: str) -> Figure:
@@ -55,11 +56,9 @@ class Bench(ipywidgets.VBox):
         return [*rows, self.gates] if self.gates is not None else rows
 
     def _chosen(self, change: Any) -> None:
-        """A layer was clicked, and its memory is shown; or a block, and it is shown layer by layer."""
+        """A block was clicked, and is shown layer by layer."""
         kind, _, number = change["new"].rpartition(" ")
-        if kind == "layer":
-            self.memory.show(picture_of("memory", self.journey, layer=int(number)))
-        elif kind in ("P block", "D block"):
+        if kind in ("P block", "D block"):
             self.detail.show(int(number))
 
     def __repr__(self) -> str:

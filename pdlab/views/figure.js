@@ -55,16 +55,19 @@ function render({ model, el }) {
   const root = document.createElement("div");
   root.className = "pdlab-figure";
   root.tabIndex = 0;
-  root.setAttribute("role", "img");
+  root.setAttribute("role", "group");
+  const says = document.createElement("output"); // for who hears the page
+  const canvas = document.createElement("div");
+  root.append(canvas, says);
   el.append(root);
   let drawn = [];
 
   function redraw() {
     const began = performance.now();
     const picture = model.get("picture");
-    root.replaceChildren();
+    canvas.replaceChildren();
     root.setAttribute("aria-label", picture.line);
-    const svg = element("svg", { viewBox: `0 0 ${picture.width} ${picture.height}` }, root);
+    const svg = element("svg", { viewBox: `0 0 ${picture.width} ${picture.height}`, "aria-hidden": "true" }, canvas);
     svg.style.maxWidth = `${picture.width}px`; // smaller where the page is
     patterns(svg, id);
     drawn = picture.shapes.map((shape) => {
@@ -88,6 +91,22 @@ function render({ model, el }) {
       node.classList.toggle("lit", shape.step === step);
       node.classList.toggle("chosen", Boolean(shape.name) && shape.name === chosen);
     }
+    if (!root.contains(document.activeElement)) return; // of all that follow one cursor only one speaks
+    const lit = drawn.find(([shape]) => shape.step === step && shape.label)?.[0].label;
+    says.value = [lit ?? `step ${step + 1} of ${model.get("last") + 1}`, chosen].filter(Boolean).join("; ");
+  }
+
+  function choose(name) {
+    model.set("chosen", name);
+    model.save_changes();
+  }
+
+  // The next of the names that are in sight, or the one before.
+  function chooseNext(way) {
+    const shown = drawn.filter(([shape, node]) => shape.name && !shape.name.startsWith("step ") && !node.style.display);
+    const names = [...new Set(shown.map(([shape]) => shape.name))];
+    const place = names.indexOf(model.get("chosen"));
+    if (names.length) choose(names.at(place < 0 ? Math.min(way, 0) : (place + way) % names.length));
   }
 
   function go(step) {
@@ -96,10 +115,12 @@ function render({ model, el }) {
   }
 
   root.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (move) go(model.get("step") + move);
     else if (event.key === "Home") go(0);
     else if (event.key === "End") go(model.get("last"));
+    else if (event.key === "n" || event.key === "p") chooseNext(event.key === "n" ? 1 : -1);
     else return;
     event.preventDefault();
     event.stopPropagation(); // or the notebook would move to another cell
@@ -108,10 +129,7 @@ function render({ model, el }) {
     const name = event.target.closest("[data-name]")?.dataset.name;
     if (name === undefined) return;
     if (name.startsWith("step ")) go(Number(name.slice(5)));
-    else {
-      model.set("chosen", name);
-      model.save_changes();
-    }
+    else choose(name);
   });
   model.on("change:picture", redraw);
   model.on("change:step", follow);

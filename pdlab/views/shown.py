@@ -30,12 +30,24 @@ STYLE = """
 
 
 def palette(selector: str) -> str:
-    """The theme's colours as CSS variables of `selector`: light, dark by the system, and as JupyterLab has it."""
+    """The theme's colours as CSS variables of `selector`; see `themed`."""
     light, dark = ("".join(f"--pdlab-{role}:{colours[i]};" for role, colours in THEME.items()) for i in (0, 1))
-    return (
-        f"{selector}{{{light}}}"
-        f"@media (prefers-color-scheme: dark){{body:not([data-jp-theme-light]) {selector}{{{dark}}}}}"
-        f'body[data-jp-theme-light="false"] {selector}{{{dark}}}'
+    return themed(selector, lambda chosen: f"{chosen}{{{light}}}", lambda chosen: f"{chosen}{{{dark}}}")
+
+
+def themed(selector: str, light: Callable[[str], str], dark: Callable[[str], str]) -> str:
+    """Rules for a light and a dark page: as the system is, unless the page says; JupyterLab and VS Code do.
+
+    Args:
+        light, dark: the rules for whatever selector they are given.
+    """
+    return "\n".join(
+        [
+            light(f"body {selector}"),
+            f"@media (prefers-color-scheme: dark){{{dark(f'body {selector}')}}}",
+            *(light(f"body{page} {selector}") for page in ('[data-jp-theme-light="true"]', ".vscode-light")),
+            *(dark(f"body{page} {selector}") for page in ('[data-jp-theme-light="false"]', ".vscode-dark")),
+        ]
     )
 
 

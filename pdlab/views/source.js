@@ -9,7 +9,9 @@ function render({ model, el }) {
 
   function show(message) {
     if (message.html === undefined) return;
+    const focused = ["button", ".code"].find((part) => root.querySelector(part)?.matches(":focus"));
     root.innerHTML = message.html;
+    if (focused) root.querySelector(focused)?.focus({ preventScroll: true }); // or keys would go to the notebook
     const code = root.querySelector(".code");
     const marked = root.querySelector(".marked");
     if (code && marked) code.scrollTop = marked.offsetTop - code.clientHeight / 3;

@@ -21,7 +21,7 @@ from pdlab.source.anchors import ANCHORS
 from pdlab.trace.journey import Journey
 from pdlab.trace.steps import Step
 from pdlab.views.sequence import ROLES
-from pdlab.views.shown import palette
+from pdlab.views.shown import palette, themed
 
 HERE = Path(__file__).parent
 AROUND = 40  # lines that are shown of a longer symbol
@@ -31,12 +31,9 @@ ITEMS, LETTERS = 6, 140  # what is shown of a captured value
 def stylesheet() -> str:
     """source.css, and pygments' colours for light and for dark pages; see `pdlab.views.shown.palette`."""
     light, dark = _colours("default"), _colours("github-dark")
-    sheets = [palette(".pdlab-source"), (HERE / "source.css").read_text()]
-    for colours, theme, system in ((light, "true", "light"), (dark, "false", "dark")):
-        sheets += [colours(f'body[data-jp-theme-light="{theme}"] .pdlab-source')]
-        sheets += [f"@media (prefers-color-scheme: {system}){{"]
-        sheets += [colours("body:not([data-jp-theme-light]) .pdlab-source"), "}"]
-    return "\n".join(sheets)
+    return "\n".join(
+        [palette(".pdlab-source"), (HERE / "source.css").read_text(), themed(".pdlab-source", light, dark)]
+    )
 
 
 def _colours(name: str) -> Any:
@@ -56,9 +53,9 @@ class Source(anywidget.AnyWidget):
     step = traitlets.Int(0).tag(sync=True)
     whole = traitlets.Bool(False).tag(sync=True)
 
-    def __init__(self, journey: Journey) -> None:
+    def __init__(self, journey: Journey, step: int | None = None) -> None:
         self._steps = journey.steps
-        super().__init__(step=max(len(self._steps) - 1, 0))
+        super().__init__(step=max(len(self._steps) - 1, 0) if step is None else step)
         self.on_msg(self._answer)
 
     def html(self) -> str:
@@ -101,7 +98,8 @@ def _shown(step: Step, anchor: Anchor, whole: bool) -> str:
     # Names of roles are also the colours of the mark.
     return (
         f'<div class="{role}"><div class="head">{head}</div><div class="panes">'
-        f'<div class="code" tabindex="0">{code}</div><div class="facts">{_facts(step)}</div></div></div>'
+        f'<div class="code" tabindex="0" role="region" aria-label="source">{code}</div>'
+        f'<div class="facts">{_facts(step)}</div></div></div>'
     )
 
 

@@ -318,13 +318,13 @@ class Painter {
   }
 }
 
-const USAGE = "wheel or + −: zoom · drag or ← →: move · double click or 0: all · click: choose a request";
+const USAGE = "Ctrl + wheel, or + −: zoom · drag or ← →: move · double click or 0: all · click: choose a request";
 
 function render({ model, el }) {
   const root = document.createElement("div");
   root.className = "pdlab-figure pdlab-timeline";
   root.tabIndex = 0;
-  root.setAttribute("role", "img");
+  root.setAttribute("role", "group");
   const canvas = document.createElement("canvas");
   const says = document.createElement("output");
   says.value = USAGE;
@@ -381,6 +381,7 @@ function render({ model, el }) {
     event.stopPropagation(); // or the notebook would take the key
   });
   canvas.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return; // scrolls the notebook
     painter.zoom(1.0015 ** event.deltaY, event.offsetX);
     soon();
     event.preventDefault();
@@ -390,6 +391,7 @@ function render({ model, el }) {
     soon();
   });
   canvas.addEventListener("pointerdown", (event) => {
+    if (event.button) return;
     drag = { x: event.offsetX, moved: false };
     canvas.setPointerCapture(event.pointerId);
   });
@@ -412,11 +414,11 @@ function render({ model, el }) {
     model.set("chosen", item < 0 ? -1 : painter.data.requests[item]);
     model.save_changes();
   });
-  canvas.addEventListener("pointercancel", () => (drag = null));
+  canvas.addEventListener("lostpointercapture", () => (drag = null));
 
   // A canvas does not follow CSS by itself.
   const themes = new MutationObserver(recolour);
-  themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
+  themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "class"] });
   const system = matchMedia("(prefers-color-scheme: dark)");
   system.addEventListener("change", recolour);
   const sizes = new ResizeObserver(() => painter.resize() && soon());

@@ -268,7 +268,7 @@ class Canvas(anywidget.AnyWidget):
 
     _esm = HERE / "timeline.js"
     _css = style() + (
-        ".pdlab-timeline canvas{display:block;touch-action:none;cursor:grab}"
+        ".pdlab-timeline canvas{display:block;touch-action:pan-y;cursor:grab}"
         ".pdlab-timeline output{display:block;min-height:1.4em;padding:2px 8px;font-size:12px;color:var(--pdlab-text)}"
     )
     starts = traitlets.Bytes().tag(sync=True)
