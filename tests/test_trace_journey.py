@@ -444,6 +444,31 @@ class TestWhoseEvents:
             assert sorted(write.source_address for write in mine) == sorted(planned.facts["src_ptrs"])
             assert sorted(write.destination_address for write in mine) == sorted(planned.facts["dst_ptrs"])
 
+    def test_what_d_submits_to_have_p_free_its_blocks_is_no_part_of_its_half(self) -> None:
+        """P was killed and the client has its error: D keeps the blocks, whatever that other request did."""
+        journey = saved("p_died")
+        notice = {e.request_id for e in journey.events if e.actor == "D scheduler"} - {journey.decode.request_id}
+        assert len(notice) == 1
+        assert [status for _, status in journey.decode.status] == [
+            "WAITING", "WAITING_FOR_REMOTE_KVS", "FINISHED_ABORTED",
+        ]  # fmt: skip
+        assert journey.decode.prompt_tokens == 143 and len(journey.decode.blocks) == 5
+        assert journey.of("blocks.freed") == [] and "step 23: D is finished and frees the blocks" in journey.missing
+        assert not journey.complete
+
+    def test_where_d_refuses_its_half_there_is_only_that_other_request(self) -> None:
+        journey = saved("p_died")
+        own = journey.decode.request_id
+        notice = [e for e in journey.events if e.actor != "D scheduler" or e.request_id != own]
+        notice = [changed(e, abort_immediately=True) if e.name == "request.added" else e for e in notice]
+        refused = journey_of([e for e in notice if e.actor != "P scheduler"], journey)
+        assert refused.decode.request_id is None and refused.decode.moments == []
+
+    def test_a_trace_that_begins_in_its_midst_is_of_its_request(self) -> None:
+        journey = recorded_journey(WHOLE)
+        rest = journey_of([event for event in journey.events if event.name != "request.added"], journey)
+        assert rest.decode.computed_tokens[1:] == journey.decode.computed_tokens[2:]
+
     def test_by_name_and_actor(self) -> None:
         journey = recorded_journey(WHOLE)
         assert [event.actor for event in journey.of("blocks.freed")] == ["P scheduler", "D scheduler"]

@@ -16,6 +16,7 @@ import pytest
 
 from pdlab.trace import writer as writers
 from pdlab.trace.event import Event, read_line
+from pdlab.trace.trace import read
 from pdlab.trace.writer import Writer
 from tests.helpers import wait_until
 from tests.traces import events_of
@@ -75,7 +76,7 @@ def events(*paths: Path) -> list[Event]:
 
 
 def numbers(*paths: Path) -> list[int]:
-    return [event.facts["number"] for event in events(*paths)]
+    return [event.facts["number"] for event in events(*paths) if event.name == "x"]
 
 
 class Held:
@@ -197,17 +198,34 @@ class TestBounds:
             full_is_closed = full.closed
         assert full_is_closed
 
-    def test_a_folder_that_is_gone_harms_nobody(
+    def test_a_folder_that_is_gone_harms_nobody_and_is_found_again(
         self, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(writers, "FILE_LIMIT", 0)
-        writer = make()
-        next(tmp_path.iterdir()).unlink()
+        writer, away = make(), tmp_path.with_name("away")
+        tmp_path.rename(away)
         writer.note(numbered(0))
         wait_until(lambda: writer._file.closed)
         writer.note(numbered(1))
         wait_until(lambda: writer.dropped == 1)
         assert writer._thread.is_alive()
+        monkeypatch.setattr(writers, "FILE_LIMIT", 1 << 20)
+        away.rename(tmp_path)
+        writer.note(numbered(2))
+        writer.close()
+        assert numbers(*tmp_path.iterdir()) == [0, 2]
+
+    def test_that_events_are_missing_is_said_once(self, make: Make, tmp_path: Path) -> None:
+        writer, in_itself = make(), list[Any]()
+        in_itself.append(in_itself)
+        for facts in ({"ids": in_itself}, {"number": 1}):
+            writer.note(Event(1.0, "x", "P worker", "MainThread", facts=facts))
+            wait_until(lambda: writer._queue.empty())
+        writer.note(numbered(2))
+        writer.close()
+        trace = read(tmp_path)
+        assert trace.probe_errors == {"writer": 1}
+        assert "1 probe errors" in repr(trace)
 
     def test_a_long_file_is_put_aside(self, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(writers, "FILE_LIMIT", 1_000)

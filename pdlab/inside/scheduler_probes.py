@@ -36,7 +36,7 @@ def add_request(trace: Tracer, scheduler: Any, request: Any) -> Seen:
         "scheduler", "request.added", transfer, request.request_id,
         status=request.status.name, num_prompt_tokens=request.num_prompt_tokens,
         block_hashes=len(request.block_hashes), block_size=scheduler.block_size,
-        kv_transfer_params=params, **queues(scheduler),
+        kv_transfer_params=params, abort_immediately=request.abort_immediately, **queues(scheduler),
     )  # fmt: skip
 
 

@@ -78,7 +78,7 @@ class Hold:
 
     def _events(self) -> list[Event]:
         self._reader.poll()
-        events = (event for events in self._reader.of_transfer.values() for event in events)
+        events = (event for events in list(self._reader.of_transfer.values()) for event in list(events))
         return [event for event in events if event.name.startswith("gate.") and event.facts["hold"] == self.name]
 
     def __enter__(self) -> "Hold":

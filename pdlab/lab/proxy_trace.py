@@ -5,10 +5,11 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from pdlab.errors import PdlabError
 from pdlab.inside.holds import GIVEN_UP, LOOK, find
 from pdlab.lab.bodies import Body
 from pdlab.lab.failure import Failure
@@ -17,7 +18,7 @@ from pdlab.trace.event import Event
 from pdlab.trace.reader import Reader
 from pdlab.trace.writer import Writer
 
-SILENCE = 0.5  # seconds in which an engine that is traced has written what it noted
+SILENCE = 1.5  # seconds in which an engine that is traced has written what it noted, however busy
 
 
 def watched(folder: Path) -> Callable[..., Half]:
@@ -55,7 +56,7 @@ class WatchedHalf(Half):
         if self.role != "decode" or not isinstance(error, Failure) or error.status != 500:
             return error
         deadline = time.monotonic() + SILENCE
-        with closing(Reader(self.gates.parent, recent=True)) as reader:
+        with suppress(PdlabError, OSError), closing(Reader(self.gates.parent, recent=True)) as reader:
             while time.monotonic() < deadline:
                 await asyncio.to_thread(reader.poll)
                 for event in reader.of_transfer.get(self.transfer, ()):

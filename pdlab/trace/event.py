@@ -45,5 +45,22 @@ def read_line(line: str) -> Event:
     return Event(time, name, actor, thread, tuple(transfers), request_id, facts)
 
 
+def own_of(events: Sequence[Event]) -> list[Event]:
+    """Without what the schedulers noted of other requests under the same transfer_id.
+
+    There is one where D has not served its half: D's API server then submits another, which is aborted at once, so that
+    its worker has P's blocks freed (`AsyncLLM.notify_kv_transfer_request_rejected`). Each engine gives it an id.
+    """
+    added = [event for event in events if event.name == "request.added"]
+    notices = {event.request_id for event in added if event.facts.get("abort_immediately")}
+    first = {e.actor: e.request_id for e in reversed(added) if e.request_id not in notices}
+
+    def own(event: Event) -> bool:
+        ours = first.get(event.actor, event.request_id)
+        return event.request_id not in notices and event.request_id in (None, ours)
+
+    return [event for event in events if not event.actor.endswith("scheduler") or own(event)]
+
+
 def by_time(events: Sequence[Event]) -> list[Event]:
     return sorted(events, key=lambda event: event.time)

@@ -11,7 +11,7 @@ from pdlab.checks import seconds as checked
 from pdlab.checks import whole
 from pdlab.errors import PdlabError
 from pdlab.trace.answer import Answer
-from pdlab.trace.event import ACTORS, SCHEMA, Event, by_time
+from pdlab.trace.event import ACTORS, SCHEMA, Event, by_time, own_of
 from pdlab.trace.failure import failure_of
 from pdlab.trace.kept import load, made_of, save
 from pdlab.trace.side import Side, side_of
@@ -65,7 +65,7 @@ class Journey:
         """Give it its events; what was worked out of the former ones is worked out anew. It never gets fewer."""
         if len(events) > len(self._events):
             self._events, self._transfer_id = by_time(events), transfer_id
-            for name in ("_steps", "_sides", "_writes"):
+            for name in ("_own", "_steps", "_sides", "_writes"):
                 self.__dict__.pop(name, None)
 
     def close(self) -> None:
@@ -79,8 +79,13 @@ class Journey:
         return self._transfer_id
 
     def of(self, name: str, actor: str | None = None) -> list[Event]:
-        """Its events of that name, of one actor or of all."""
-        return [event for event in self.events if event.name == name and actor in (None, event.actor)]
+        """Its events of that name, of one actor or of all; see `own_of`."""
+        self.refresh()
+        return [event for event in self._own if event.name == name and actor in (None, event.actor)]
+
+    @cached_property
+    def _own(self) -> list[Event]:
+        return own_of(self._events)
 
     # What the client got ------------------------------------------------------------------------------------------
 
@@ -150,7 +155,7 @@ class Journey:
 
     @cached_property
     def _steps(self) -> list[Step]:
-        return steps_of(self._events, self.start)
+        return steps_of(self._own, self.start)
 
     def step(self, number: int) -> Step:
         """The first step of that number. PdlabError if it has not happened."""
@@ -173,7 +178,7 @@ class Journey:
 
     @cached_property
     def _sides(self) -> tuple[Side, Side]:
-        return side_of("P", self._events, self.start), side_of("D", self._events, self.start)
+        return side_of("P", self._own, self.start), side_of("D", self._own, self.start)
 
     @property
     def status(self) -> dict[str, list[tuple[float, str]]]:
@@ -209,7 +214,8 @@ class Journey:
 
     def stages(self) -> Iterator[tuple[str, Event, Event]]:
         """The stages that it has ended: each with the events at which it began and ended."""
-        return stages_of(self.events)
+        self.refresh()
+        return stages_of(self._own)
 
     def summary(self) -> dict[str, Any]:
         """What it came to.

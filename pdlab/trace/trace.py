@@ -64,7 +64,7 @@ def _probe_errors(events: list[Event]) -> dict[str, int]:
 
 
 def read(folder: str | Path, since: float = 0.0) -> Trace:
-    """What the processes of a lab wrote into `folder`; of the journeys, those that began at `since` or later.
+    """What the processes of a lab wrote into `folder`; of its last 4,000 journeys those that began at `since` or later.
 
     Args:
         since: by this host's monotonic clock, in seconds. 0: all, also what another host wrote before this one's boot.

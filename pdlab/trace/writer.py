@@ -26,11 +26,11 @@ BATCH = 1_000  # events; then what was written is flushed, and the file's length
 class Writer:
     """Attributes:
     folder: where `NAME.PID.jsonl` is written.
-    dropped: events that found the queue full, or could not be written.
+    dropped: events that found the queue full, or could not be written; noted as failures of a probe "writer".
     """
 
     def __init__(self, folder: Path, name: str, about: Mapping[str, Any]) -> None:
-        self.folder, self.dropped = folder, 0
+        self.folder, self.dropped, self._told = folder, 0, 0
         self._path = folder / f"{name}.{os.getpid()}.jsonl"
         self._about = {**about, "process": name, "pid": os.getpid()}
         self._queue: SimpleQueue[Event | None] = SimpleQueue()
@@ -62,9 +62,12 @@ class Writer:
         more = True
         while more:
             events, more = self._next()
-            for event in events:
-                self._write(event)
             with suppress(OSError, ValueError):  # no space left, or the folder is gone: the engine must not care
+                if self._file.closed:  # it was put aside, and there was no space for the next one
+                    self._file = self._open()
+            for event in [*events, *self._loss()]:
+                self._write(event)
+            with suppress(OSError, ValueError):
                 self._file.flush()
                 if more and self._file.tell() > FILE_LIMIT:
                     self._turn_over()
@@ -90,6 +93,14 @@ class Writer:
             self._file.write(event.as_line() + "\n")
         except Exception:  # no JSON, or changed by vLLM under our hands, or no space left: the next one may do
             self.dropped += 1
+
+    def _loss(self) -> list[Event]:
+        """What says that events are missing, if some are of which nothing is said yet."""
+        if self.dropped == self._told:
+            return []
+        self._told = self.dropped
+        facts = {"probe": "writer", "error": "events were dropped", "count": self.dropped}
+        return [Event(time.monotonic(), "probe.failed", str(self._about["process"]), "pdlab-trace", (), None, facts)]
 
     def _turn_over(self) -> None:
         self._file.close()

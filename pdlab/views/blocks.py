@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from pdlab.trace.event import Event
+from pdlab.trace.event import Event, by_time
 from pdlab.trace.journey import Journey
 from pdlab.trace.side import Block, Side
 from pdlab.views.picture import ALWAYS, Picture
@@ -96,8 +96,8 @@ class _Table:
 
     def free(self) -> list[tuple[int, int, int]]:
         """(step, free blocks before, after) whenever the request took blocks or gave them back."""
-        mine = [event for event in self._journey.events if event.actor == f"{self.name} scheduler"]
-        changes = [event for event in mine if event.name in ("blocks.allocated", "blocks.freed")]
+        whose = f"{self.name} scheduler"
+        changes = by_time([e for name in ("blocks.allocated", "blocks.freed") for e in self._journey.of(name, whose)])
         return [
             (self._index(event), event.facts["free_before"], event.facts["free_after"])
             for event in changes
