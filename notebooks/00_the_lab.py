@@ -24,7 +24,7 @@ lab = pdlab.up(run="00_the_lab")
 lab
 
 # %% [markdown]
-# *Up* means more than an open port: each engine has answered a completion, P's bootstrap server names P's own engine id, and P and D were compared (weights, layers, dtype, block size, tokenizer and so on). Stock vLLM does not compare them; chapter 06 shows what comes of that.
+# *Up* means more than an open port: each engine has answered a completion, P's bootstrap server names P's own engine id, and P and D were compared (weights, layers, dtype, block size, tokenizer and so on). Stock vLLM compares no more than the layout, at the first pull; chapter 06 shows what comes of that.
 
 # %% [markdown]
 # ## Look at what runs
@@ -61,7 +61,7 @@ for instance in (lab.prefill, lab.decode):
 # %% [markdown]
 # ### The KV memory
 #
-# At start each worker allocates its KV cache and registers it with Mooncake's Transfer Engine, one *region* per layer, so that another process may write into it. A *block* holds the keys and values of `block_size` tokens of one layer.
+# At start each worker allocates its KV cache and registers it with Mooncake's Transfer Engine, one *region* per layer, so that another process may write into it. A *block* is room for the keys and values of `block_size` tokens. A block id stands for the same place in the region of every layer.
 
 # %% tags=["nbval-ignore-output"]
 layout = lab.decode.registered_kv
@@ -80,7 +80,7 @@ assert [r["block_len"] for r in regions] == [r["block_len"] for r in lab.prefill
 # %% [markdown]
 # ### Who can find whom
 #
-# P has a *bootstrap server*. D asks it once for P's address: that is all D knows of P in advance. D itself is registered nowhere.
+# P has a *bootstrap server*. D asks it once for P's address, when the first request has named P's engine id and this server. In advance D knows nothing of P, and D itself is registered nowhere.
 
 # %%
 lab.prefill.bootstrap_query()
@@ -146,7 +146,7 @@ assert moved["regions"] == len(regions)
 "whole blocks, the same number in every region"
 
 # %% [markdown]
-# And the whole way, as a map: 23 steps by five actors. P's (3 to 6) and D's (7 to 13) run side by side. Each is a place in vLLM's source, and the chapters go through them one by one.
+# And the whole way, as a map: 23 steps by five actors. P's (3 to 6) and D's (7 to 12) run side by side; at 13 they meet. The first is in pdlab's proxy, each other one a place in vLLM's source. The chapters go through them one by one. (A block is *hashed* when it is in the prefix cache; a *descriptor* is one piece of a transfer: from where, to where, how many bytes.)
 
 # %%
 assert not journey.missing
@@ -181,7 +181,7 @@ bench
 # %% [markdown]
 # ## In an interview
 #
-# > *What runs in a disaggregated vLLM deployment?* Two kinds of engine instances and a proxy. The prefill instance is a `kv_producer`, the decode instance a `kv_consumer`; each is a full engine with its own scheduler, KV cache and block pool. At start each worker registers its KV memory with the Transfer Engine, and the prefill worker registers its address at a bootstrap server, where decode workers look it up. The proxy sends every request to both at once. The prefill instance computes the whole prompt, writes the blocks straight into the decode instance's memory, and the decode instance computes just the last prompt token again, to get the logits.
+# > *What runs in a disaggregated vLLM deployment with the MooncakeConnector?* Two kinds of engine instances and a proxy. The prefill instance is a `kv_producer`, the decode instance a `kv_consumer`; each is a full engine with its own scheduler, KV cache and block pool. At start each worker registers its KV memory with the Transfer Engine, and the prefill worker registers its address at a bootstrap server, where decode workers look it up. The proxy sends every request to both at once. The prefill instance computes the whole prompt, writes the blocks straight into the decode instance's memory, and the decode instance computes just the last prompt token again, to get the logits.
 #
 # **Where to read it** in the installed vLLM:
 #
@@ -204,12 +204,12 @@ bench
 # | 03 waiting for remote KVs | what is a request that waits for its KV, to the scheduler? |
 # | 04 RDMA write | who writes which bytes to which address? |
 # | 05 last token | why is one token computed twice, and what enters the prefix cache when? |
-# | 06 when it breaks | which failures hang, which kill, which give wrong text? |
+# | 06 when it breaks | when a part fails, who notices, and what does the client get? |
 # | 07 what it costs | when is it worth it? |
 # | 08 other designs | what do other connectors and engines do differently? |
 # | 09 interview | thirty questions, answered from live state |
 #
-# Chapters after this one are being written. The lab stays up for the next one; `lab.down()` or `python3 -m pdlab down` ends it.
+# Chapters 07 to 09 are not written yet. The lab stays up for the next one; `lab.down()` or `python3 -m pdlab down` ends it.
 
 # %%
 assert lab.status()["up"]

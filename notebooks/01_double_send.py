@@ -6,7 +6,7 @@
 #
 # **The question of this chapter:** what exactly does the proxy send, to whom, and what does it wait for?
 #
-# Slides draw an arrow from the client to P and another from P to D, as if P handed the request on. It does not. Look.
+# Slides draw an arrow from the client to P and another from P to D, as if P handed the request on. With vLLM's `MooncakeConnector` it does not. Look.
 
 # %%
 import pdlab
@@ -28,7 +28,7 @@ views.predict(
         "two at once, and D's again when P is done",
     ],
     answer="two at once",
-    because="Both leave in the same moment. D knows by itself when its KV is there: it asks P for it.",
+    because="Both leave in the same moment. D knows by itself when its KV is there: it asks P for it. (Other connectors differ.)",
 )
 
 # %% [markdown]
@@ -111,9 +111,10 @@ print(
 with lab.hold("before_prefill_send") as hold:
     late = lab.submit(prompt, max_tokens=6, fresh=True)
     hold.wait()
-    while not {9, 13} <= {step.number for step in late.steps}:
-        late.refresh()
-    print("P:", late.prefill.moments or "knows nothing")
+    late.until(9)
+    late.until(13)
+    assert not late.prefill.moments
+    print("P's scheduler: knows nothing")
     print("D:", late.decode.moments[-1].status, "with", len(late.decode.blocks), "blocks")
 late.wait()
 assert late.token_ids == journey.token_ids
@@ -129,16 +130,17 @@ late.token_ids == journey.token_ids
 # %%
 mine = lab.send(prompt, max_tokens=6, fresh=True, kv_transfer_params={"do_remote_decode": True})
 assert mine.token_ids == journey.token_ids
-mine.of("half.sent")[0].facts["kv_transfer_params"]["transfer_id"] == mine.transfer_id
+assert {half.facts["kv_transfer_params"]["transfer_id"] for half in mine.of("half.sent")} == {mine.transfer_id}
+[half.facts["kv_transfer_params"]["do_remote_decode"] for half in mine.of("half.sent")]
 
 # %% [markdown]
 # ### What the client sees
 #
-# The headers of an answer name the transfer; the body is D's, as it comes. If a half fails, the client hears which hop it
-# was:
+# The body of an answer is D's, as it comes. If a half fails, the other one is ended, and the client hears which hop it was.
+# Here D refuses its half:
 
 # %% tags=["raises-exception"]
-lab.send(prompt, n=2)
+lab.send(prompt, max_tokens=6, fresh=True, logprobs=1000)
 
 # %% [markdown]
 # ## The proxy's own code
@@ -147,17 +149,20 @@ lab.send(prompt, n=2)
 # chapter: read a body, choose P and D, make a `transfer_id`, send twice, wait for D's first chunk.
 
 # %%
-views.source_view(journey)
+views.source_view(journey, step=1)
 
 # %% [markdown]
 # ## In an interview
 #
-# > *What does the proxy do in vLLM's P/D?* It sends every request twice, at once: to P with `do_remote_decode` and
+# > *What does the proxy do in vLLM's P/D with the MooncakeConnector?* It sends every request twice, at once: to P with `do_remote_decode` and
 # > `max_tokens=1`, to D with `do_remote_prefill` and P's engine id and bootstrap address, both with one fresh
 # > `transfer_id`. It streams D's answer and never waits for P's: D finds out by itself when its KV is there. KV never goes
 # > through the proxy.
 # >
 # > *Why does P generate a token?* An engine cannot be asked for none. It is thrown away.
+# >
+# > *And with other connectors?* With the `NixlConnector`, which pulls, the proxy asks P first and waits: P's answer carries its
+# > block ids and address, the proxy puts them into D's half, and D reads. (Chapter 08.)
 #
 # | step | where |
 # |---|---|

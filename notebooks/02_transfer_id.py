@@ -26,7 +26,7 @@ views.predict(
         "it is enough",
         "each engine adds a suffix of its own",
         "HTTP headers do not reach the scheduler",
-        "request ids may repeat",
+        "the header is not sent to P",
     ],
     answer="each engine adds a suffix of its own",
     because="Each engine appends eight random hex digits to every request id, so that ids are unique within it.",
@@ -71,11 +71,6 @@ assert not second.of("engine.asked") and second.of("engine.known")
 # Let D be first. Hold P's half in the proxy until D's pull has arrived:
 
 # %%
-def until(journey, step):
-    while step not in {s.number for s in journey.steps}:
-        journey.refresh()
-
-
 def show(entry):
     return (
         "nothing" if entry is None else f"request {'known' if entry['p_req_id'] else 'unknown'}, ready={entry['ready']}"
@@ -85,7 +80,7 @@ def show(entry):
 with lab.hold("before_prefill_send") as hold:
     d_first = lab.submit(prompt, max_tokens=6, fresh=True)
     hold.wait()
-    until(d_first, 13)
+    d_first.until(13)
 d_first.wait()
 print("when the pull came, P had the transfer_id:", d_first.step(13).facts["known"])
 print("when P was scheduled, the table had:      ", show(d_first.step(4).facts["before"]))
@@ -98,7 +93,7 @@ print("when P was finished, it had:              ", show(d_first.step(6).facts["
 with lab.hold("before_decode_send") as hold:
     p_first = lab.submit(prompt, max_tokens=6, fresh=True)
     hold.wait()
-    until(p_first, 6)
+    p_first.until(6)
 p_first.wait()
 print("when P was scheduled, the table had:      ", show(p_first.step(4).facts["before"]))
 print(
@@ -115,17 +110,20 @@ assert d_first.token_ids == p_first.token_ids == journey.token_ids
 "whoever comes first makes the entry; the other finds it"
 
 # %% [markdown]
-# A pull that comes first leaves a placeholder, without a request id and without blocks, and one of P's twenty sender tasks
-# waits at it. `ready` is an `asyncio.Event`: P's own scheduler sets it through the worker, one step after the request is
-# finished, when the block ids are known.
+# A pull that comes first leaves a placeholder, without a request id and without blocks, and one of P's twenty sender tasks (each
+# serves one pull message) waits at it. `ready` is an `asyncio.Event`: P's own scheduler sets it through the worker, one scheduler
+# step after the request is finished, when the block ids are known.
 
 # %%
 views.sequence_view(d_first)
 
 # %% [markdown]
-# ## The pull message, field by field
+# ## The pull message and its fields
 #
-# One message, D to P, over ZMQ: msgpack of a `MooncakeXferMetadata`. As P decoded it off the wire:
+# One message, D to P, over ZMQ: msgpack of a `MooncakeXferMetadata`. As P decoded it off the wire. Those to know are
+# `remote_hostname` and `remote_port` (D's Transfer Engine, to write to), `kv_caches_base_addr` (one address a layer), `block_lens`
+# (bytes from block to block), `kv_block_lens` (bytes of a block that hold KV) and `req_blocks`; the others describe D's layout, for
+# P to compare.
 
 # %%
 message = journey.of("pull.received")[0].facts
@@ -174,8 +172,8 @@ assert answer.token_ids == right != wrong
 "D was asked one thing, and answered the other, with status 200"
 
 # %% [markdown]
-# Nothing checks that a transfer_id stands for one prompt. P's keys and values were written into D's blocks, and D went on
-# from there. (D's half had a `cache_salt` of its own, as `complete` always has: else these blocks would now be in D's prefix
+# Nothing but the number of blocks is compared: that a transfer_id stands for one prompt, nobody checks. P's keys and values were
+# written into D's blocks, and D went on from there. (D's half had a `cache_salt` of its own, as `complete` always has: else these blocks would now be in D's prefix
 # cache under the wrong prompt's hashes, and answer plain requests too. Chapter 06.)
 #
 # ## In an interview
@@ -184,8 +182,9 @@ assert answer.token_ids == right != wrong
 # > engines' own request ids differ in a random suffix. P's worker keeps `reqs_need_send` by transfer_id; whoever comes
 # > first, its own scheduler or D's pull, makes the entry, and an event in it says when the blocks may be sent.
 # >
-# > *Is there a handshake?* No. D asks P's bootstrap server by HTTP for the ZMQ address, once an engine; then each pull is
-# > one message and its answer.
+# > *Is there a handshake?* Not between the connectors. D asks P's bootstrap server by HTTP for the ZMQ address, once an
+# > engine; then a pull is one message, for all requests that D's scheduler gave out in that step, answered as each gets ready.
+# > (Mooncake's Transfer Engines get to know each other by themselves, at the first write.)
 #
 # | step | where |
 # |---|---|

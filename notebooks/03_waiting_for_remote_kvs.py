@@ -67,12 +67,16 @@ print(
 )
 
 # %%
-assert moment.status == "WAITING_FOR_REMOTE_KVS" and moment.queue == "kv_holding_waiting"
+assert moment.status == "WAITING_FOR_REMOTE_KVS", "the minute is over: go on from the cell with lab.hold"
+assert moment.queue == "kv_holding_waiting"
 assert moment.scheduled_tokens == 0
 assert len(journey.decode.blocks) == 5 and not any(block.hashed for block in journey.decode.blocks)
 assert all(block.ref_count == 1 for block in journey.decode.blocks)
 
 # %% [markdown]
+# `kv_holding_waiting` is the second of the scheduler's waiting queues, for requests that hold blocks already; it is looked at
+# before `waiting`.
+#
 # Two things surprise here. **`num_computed_tokens` is 143 already**, though not a byte has come: the scheduler sets it when
 # it parks the request, and nobody reads it until the KV is there. And the blocks have **no hashes**: a block with a hash is
 # in the prefix cache, and any other request might be given it, with whatever is in it now.
@@ -87,7 +91,7 @@ views.blocks_view(journey)
 # %%
 other = lab.decode.complete("Another request, for D alone", max_tokens=8)
 assert len(other.token_ids) == 8
-assert journey.decode.moments[-1].status == "WAITING_FOR_REMOTE_KVS"
+assert journey.decode.moments[-1].status == "WAITING_FOR_REMOTE_KVS", "the minute is over: go on from the cell with lab.hold"
 "D answered another request; ours still waits"
 
 # %% [markdown]
@@ -102,7 +106,7 @@ assert resumed.tokens_of_others_before >= 8
 print([status for _, status in journey.decode.status])
 
 # %% [markdown]
-# While it was parked the scheduler went on stepping, with nothing for it in any step, and gave tokens to the other request.
+# While it was parked the scheduler went on with its steps, with nothing for it in any of them, and gave tokens to the other request.
 # That is all a waiting request costs: its blocks, and a scheduler that keeps asking whether the KV is there.
 
 # %%
@@ -111,7 +115,7 @@ views.status_view(journey)
 # %% [markdown]
 # ### Many at once
 #
-# Six requests, sent together. On the timeline each waits for its own KV, and D decodes those that have it. Zoom with the wheel or `+` and `−`, drag to move; the button writes a file for Perfetto.
+# Six requests, sent together. On the timeline each waits for its own KV, and D decodes those that have it. Zoom with `+` and `−` or Ctrl and the wheel, drag to move; the button writes a file for Perfetto.
 
 # %%
 import time
@@ -165,13 +169,17 @@ with small.hold("before_decode_send") as hold:
     load = small.submit(list(range(1000, 1160)), max_tokens=2, fresh=True)
     hold.wait()
     local.start()
-    time.sleep(0.3)  # D has begun with its own prompt
+    while local.is_alive() and not small.decode.metric("vllm:num_requests_running"):
+        time.sleep(0.01)  # until D has begun with its own prompt
 load.wait()
 local.join()
 
 tries = [e.facts for e in load.of("blocks.allocated", "D scheduler") if e.facts["delay_cache_blocks"]]
 assert tries[0]["reserved_blocks"] > 0 and not tries[0]["allocated"]
 assert tries[-1]["allocated"]
+events = [load.of("blocks.allocated", "D scheduler"), load.of("pull.encoded"), load.of("blocks.freed", "P scheduler")]
+tried, pulled, freed = [of_one_kind[0].time for of_one_kind in events]
+assert tried < pulled < freed
 print("first try: reserved blocks > 0:", tries[0]["reserved_blocks"] > 0, "  allocated:", tries[0]["allocated"])
 print("last try:  allocated:", tries[-1]["allocated"])
 
@@ -179,7 +187,8 @@ print("last try:  allocated:", tries[-1]["allocated"])
 small.down()
 
 # %% [markdown]
-# While it is refused the load stays `WAITING`, nothing is sent to P, and P's blocks stay pinned.
+# While it is refused the load stays `WAITING`; the pull is sent only when it has its blocks, and P's blocks stay pinned until
+# then.
 #
 # ## In an interview
 #

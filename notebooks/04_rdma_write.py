@@ -11,7 +11,7 @@ import pdlab
 from pdlab import views
 
 lab = pdlab.up(run="04_rdma_write")
-prompt = list(range(1000, 1143))
+prompt = list(range(4000, 4143))  # asked for nowhere else: old bytes of it in a free block would look like new ones
 for number in range(3):  # so that P and D hand out different blocks
     lab.prefill.complete(f"{number}: {'something else to read, ' * 20}", max_tokens=2)
 
@@ -25,10 +25,10 @@ views.predict(
         "D reads it from P's memory",
         "P writes it into D's memory",
         "the proxy copies it",
-        "P sends it and D receives it into its blocks",
+        "P sends it, and D's worker copies it into its blocks",
     ],
     answer="P writes it into D's memory",
-    because="D only says where. It learns that something has come from P's answer; no code of D touches the bytes on their way.",
+    because="D only says where. It learns that something has come from P's answer; no code of vLLM on D touches the bytes on their way.",
 )
 
 # %% [markdown]
@@ -76,7 +76,7 @@ after
 # %%
 assert not before.equal and after.equal
 assert len(after.pairs) == 30 * 5 and after.bytes == journey.bytes_moved
-f"{after.bytes:,} bytes, in {len(after.pairs)} blocks: all other before the write, all equal after it"
+f"{after.bytes:,} bytes, 5 blocks in each of 30 layers: all other before the write, all equal after it"
 
 # %% [markdown]
 # ## Look
@@ -134,7 +134,7 @@ print(block.layout)
 import threading
 
 short = [
-    threading.Thread(target=lab.decode.complete, args=([6000 + n] * 20, 2 + 2 * n), kwargs={"ignore_eos": True})
+    threading.Thread(target=lab.decode.complete, args=([6000 + n] * 8, 12 + 2 * n), kwargs={"ignore_eos": True})
     for n in range(5)
 ]
 for thread in short:
@@ -178,8 +178,8 @@ print(
 )
 
 # %% [markdown]
-# The call releases Python's lock and runs in one of ten threads, so P's next forward pass does not wait for it. (Not quite
-# nothing: each step of P still waits for a small coroutine of the sender loop.)
+# The call runs in one of ten threads of a pool, so P's next forward pass does not wait for it. (Not quite nothing: each
+# scheduler step of P still waits for a small coroutine of the sender loop.)
 #
 # ## What is RDMA about it?
 
@@ -191,11 +191,12 @@ print("mooncake_protocol here:", lab.settings.protocol)
 # On this machine the Transfer Engine carries out the write over TCP: a thread on D's side copies from a socket to the address.
 # With `mooncake_protocol: rdma` the same call makes the network card write, past D's CPU; between GPUs, past its memory too.
 # What you saw stays: regions, addresses, descriptors, who asks and who writes. What changes: registration pins memory for
-# the card, and the number of descriptors costs less.
+# the card.
 #
 # ## In an interview
 #
-# > *Does D pull or does P push?* D sends a pull *message*; the bytes are pushed: P writes them straight into D's blocks.
+# > *Does D pull or does P push?* With the MooncakeConnector D sends a pull *message*, and the bytes are pushed: P writes them
+# > straight into D's blocks. (The NixlConnector has both: by default D reads; there is a push variant.)
 # >
 # > *How does P know where?* D sends its base addresses and block ids; `base + block × block_len`, for each layer.
 # >

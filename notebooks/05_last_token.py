@@ -93,7 +93,7 @@ for when, rows in (("when the KV was there", "blocks_before"), ("after promotion
 assert [row[2] for row in promoted["blocks_before"]] == [0] * 5
 assert [row[2] for row in promoted["blocks"]] == [1, 1, 1, 1, 0]
 assert journey.step(19).time < journey.step(20).time
-"four full blocks get their hashes, one step after the scheduler heard of them; the partial one never does"
+"four full blocks get their hashes, one scheduler step after it heard of them; the partial one not before it is full"
 
 # %% [markdown]
 # A prompt of 128 tokens fills its four blocks exactly. Is the last one cached, although its last token is taken back?
@@ -119,7 +119,7 @@ assert journey.token_ids == alone.token_ids
 # %% [markdown]
 # ## What P keeps, and how long
 #
-# P's request was finished, and its HTTP answer sent, before D had asked for anything. Its blocks stayed:
+# P's request was finished before a byte was written. Its blocks stayed:
 
 # %%
 finished = journey.of("request.finished", "P scheduler")[0]
@@ -148,10 +148,11 @@ f"a whole block of every layer moved, {one.bytes_moved:,} bytes, for a token tha
 # > *Why N−1?* Sampling needs the logits of the last prompt token. They are not in the KV, so D runs one token through the
 # > model: `num_computed_tokens` is set to N−1, the scheduler gives out one token, and its KV slot is written again.
 # >
-# > *What enters D's prefix cache?* Full blocks only, at promotion: hashes are metadata, nothing is copied. Until then no
-# > block has one, so that nobody is given a block whose bytes are still on their way.
+# > *What enters D's prefix cache?* Full blocks only: the pulled ones at promotion, later ones as decoding fills them. Hashes are
+# > metadata, nothing is copied. Until promotion no block has one, so that nobody is given a block whose bytes are on their way.
 # >
-# > *When are P's blocks freed?* When its worker reports them sent, not when its request ends.
+# > *When are P's blocks freed?* When its worker reports them sent, not when its request ends; or when D has not come for them
+# > within `VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`.
 #
 # | step | where |
 # |---|---|

@@ -34,7 +34,7 @@ views.health_view(lab)
 
 # %%
 views.predict(
-    "The one token that P computes happens to be end-of-sequence. Both halves were sent. What does the client get?",
+    "The one token that P computes happens to be end-of-sequence. Both halves were sent as the proxy of vLLM's examples sends them. What does the client get?",
     [
         "the empty answer, at once",
         "the right answer: P's token is thrown away anyway",
@@ -56,13 +56,15 @@ outcome
 
 # %%
 assert outcome.facts["stock_seconds"] >= 5 > 3 > outcome.facts["pdlab_seconds"]
-assert not outcome.healed.started and outcome.next_right
+assert not outcome.healed.started
 
 # %% [markdown]
-# One field of P's half makes the difference: `ignore_eos`. The proxy of vLLM's examples does not set it.
+# What pdlab's proxy does about it is in P's half: no stop settings (`stop_token_ids` is left out), and `ignore_eos` for EOS itself.
+# The proxy of vLLM's examples does neither.
 
 # %%
 half = outcome.journey.of("half.sent", "proxy")[0].facts
+assert half["role"] == "prefill" and half["ignore_eos"] and "stop_token_ids" not in half["fields"]
 half["role"], half["max_tokens"], half["ignore_eos"]
 
 # %% [markdown]
@@ -78,6 +80,7 @@ outcome
 journey = outcome.journey
 assert "WAITING_FOR_REMOTE_KVS" in [status for _, status in journey.decode.status]
 assert not journey.of("transfer.written") and outcome.facts["pdlab_seconds"] < 3
+assert not journey.of("blocks.freed", "D scheduler")  # D keeps them
 views.sequence_view(journey)
 
 # %% [markdown]
@@ -140,6 +143,7 @@ outcome
 
 # %%
 assert outcome.facts["pdlab_seconds"] > 2.5
+assert lab.prefill.usage().placeholders > 0
 lab.prefill.usage().placeholders > 0
 
 # %% [markdown]
@@ -173,14 +177,17 @@ table
 # ## In an interview
 #
 # > *What happens if P's first token is EOS?* P's request is finished by a stop, not by its length. The connector then sends
-# > nothing, P frees the blocks, and D waits for its whole timeout. The proxy avoids it: `ignore_eos` in P's half.
+# > nothing, and P frees the blocks. D's pull waits in one of P's sender tasks, which gives up after 480 s and tells D; D's
+# > client gets 500 then. The proxy avoids it: `ignore_eos`, and no stop settings, in P's half.
 # >
-# > *P dies while D waits. Who notices?* Not D, for timeout + 60 s. The proxy can: P's connection, or its bootstrap server.
+# > *P dies while D waits. Who notices?* Nobody is left to tell D: its own socket gives up after 480 + 60 s. The proxy can: by P's
+# > connection, or its bootstrap server.
 # >
 # > *The client leaves while D waits. When are D's blocks free?* When P has answered, or D's pull has failed: before that P may
 # > still write into them.
 # >
-# > *Two requests under one transfer_id?* Nothing checks. Wrong text with status 200, and a poisoned prefix cache.
+# > *Two prompts under one transfer_id?* Nothing but the number of blocks is compared. Wrong text with status 200, and a poisoned
+# > prefix cache.
 #
 # | what | where |
 # |---|---|

@@ -64,7 +64,6 @@ def test_fault(faulty: Lab, name: str, request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("small")
     outcome = faulty.fault(name)
     assert (outcome.healed.started, outcome.healed.stuck) == DIED.get(name, ((), ()))
-    assert outcome.next_right
     assert all(usage.used_blocks == usage.kept == usage.under_way == 0 for usage in faulty.usage().values())
     if "pdlab_seconds" in outcome.facts and name not in WAITS:
         assert outcome.facts["pdlab_seconds"] < SOON
@@ -80,7 +79,7 @@ def test_a_journey_that_failed_names_its_hop(faulty: Lab) -> None:
 
 
 def test_an_error_of_d_has_the_reason_that_its_worker_gives(faulty: Lab) -> None:
-    with faulty.hold("before_prefill_send", seconds=8), pytest.raises(RequestError) as raised:
+    with faulty.hold("before_prefill_send", seconds=30), pytest.raises(RequestError) as raised:
         faulty.send("P gets its half when D has given up.", max_tokens=2)
     assert raised.value.status == 500 and raised.value.hop.startswith("decode instance")
     assert raised.value.message.endswith("Internal server error; D's worker says: Timeout waiting for P side ready.")
@@ -133,7 +132,7 @@ def test_a_lab_that_is_down_is_not_healed(faulty: Lab, before: dict[str, set[str
     faulty.down()
     with pytest.raises(PdlabError, match="no lab 'faults' is running"):
         faulty.heal()
-    assert until(lambda: new_since(before) == {}, 10), new_since(before)
+    assert until(lambda: new_since(before) == {}, 30), new_since(before)
 
 
 def test_the_readme_has_the_table() -> None:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import pdlab
-from pdlab.errors import PdlabError
+from pdlab.errors import PdlabError, must
 from pdlab.lab.answer import new_request_id
 from pdlab.lab.comparison import Comparison, Rewritten
 from pdlab.lab.halves import Asked, body_of, decode_params, new_transfer_id, prefill_half
@@ -19,6 +19,7 @@ from pdlab.trace.journey import Journey
 PROMPT = list(range(1000, 1143))  # 143 token ids: with blocks of 32, four full ones and 15 tokens of a fifth
 OTHER = [*range(2000, 2142), PROMPT[-1]]  # as long, and with the same last token, which D computes itself
 TOKENS = 6
+HITS = "vllm:prefix_cache_hits_total"  # tokens
 FEW_BLOCKS = (  # of vLLM's own: 24 blocks, and prompts in chunks
     *("--num-gpu-blocks-override", "24", "--max-num-batched-tokens", "128"),
     *("--long-prefill-token-threshold", "64"),
@@ -48,6 +49,17 @@ class Bench:
                 f"the journey lacks {', '.join(journey.missing)}", "is the lab traced, and nothing else busy?"
             )
         return journey
+
+    def known_afterwards(self) -> dict[str, int]:
+        """How many tokens of PROMPT each engine has in its prefix cache, once it came through the proxy, by role."""
+        salt = new_request_id()  # no other request has it, and so not these blocks
+        self.lab.send(PROMPT, 1, cache_salt=salt)
+        return {engine.role: self._hits(engine, salt) for engine in self.lab.engines}
+
+    def _hits(self, engine: Instance, salt: str) -> int:
+        before = engine.metric(HITS)
+        engine.complete(PROMPT, 1, cache_salt=salt)
+        return int(engine.metric(HITS) - before)
 
     @cached_property
     def d_first(self) -> Journey:
@@ -106,9 +118,17 @@ class Bench:
         headers, url = {"X-Request-Id": request_id}, f"{self.lab.proxy.url}/v1/completions"
         with client().stream("POST", url, json=body, headers=headers) as answer:
             times = [time.monotonic() for line in answer.iter_lines() if line.startswith("data: {")]
-        time.sleep(0.3)  # until its last events are written
-        journey = next(journey for journey in self.lab.trace(times[0] - 60) if journey.request_id == request_id)
-        return len(times), times[0], journey
+        return len(times), times[0], self._in_trace(request_id, times[0] - 60)
+
+    def _in_trace(self, request_id: str, since: float) -> Journey:
+        """The journey of that request, once it is complete."""
+        deadline = time.monotonic() + 20
+        while True:
+            found = [journey for journey in self.lab.trace(since) if journey.request_id == request_id]
+            if found and found[0].complete:
+                return found[0]
+            must(time.monotonic() < deadline, f"the trace does not have all of {request_id}")
+            time.sleep(0.05)
 
     def two_prompts(self) -> tuple[Any, Any, Any]:
         """P prefills PROMPT and D is given OTHER, under one transfer_id.
@@ -161,7 +181,9 @@ def load_beside_prefill(lab: Lab) -> Journey:
         hold.wait()
         journey.until(6)
         local.start()
+        deadline = time.monotonic() + 30
         while not lab.decode.metric("vllm:num_requests_running"):
+            must(time.monotonic() < deadline, "D does not begin with its own prompt")
             time.sleep(0.005)
     journey.wait()
     local.join()

@@ -15,9 +15,10 @@ def same_prompt_to_both(bench: Bench) -> str:
     p, d = bench.plain.of("request.added")
     for field in ("num_prompt_tokens", "block_hashes"):
         must(p.facts[field] == d.facts[field], f"{field}: {p.facts[field]} on one side, {d.facts[field]} on the other")
-    return (
-        f"P and D took {p.facts['num_prompt_tokens']} prompt tokens each, with {p.facts['block_hashes']} block hashes"
-    )
+    tokens, whole = bench.plain.prompt_tokens, bench.plain.prompt_tokens // bench.block_size * bench.block_size
+    known = bench.known_afterwards()
+    must(known == {"prefill": whole, "decode": whole}, f"of this prompt they have in their prefix caches: {known}")
+    return f"P and D took {tokens} prompt tokens each; afterwards each has {whole} of this prompt's in its prefix cache"
 
 
 def prefill_half(bench: Bench) -> str:
@@ -131,12 +132,15 @@ def pull_message(bench: Bench) -> str:
 
 
 def no_handshake(bench: Bench) -> str:
-    journey = bench.plain
-    counts = {name: len(journey.of(name)) for name in ("pull.encoded", "pull.received", "answer.sent")}
-    must(set(counts.values()) == {1}, f"messages: {counts}")
-    queries = len(journey.of("engine.asked"))
-    must(queries <= 1, f"{queries} queries")
-    return f"ZMQ: 1 message to P, 1 answer; HTTP GET /query: {queries} (D asks once an engine)"
+    met = [
+        journey for journey in bench.lab.trace() if journey.of("engine.asked") and journey.complete
+    ]  # with it D and P have met
+    for journey in (*met, bench.plain):
+        counts = {name: len(journey.of(name)) for name in ("pull.encoded", "pull.received", "answer.sent")}
+        must(set(counts.values()) == {1}, f"messages: {counts}")
+        must(len(journey.of("engine.asked")) <= 1, f"queries: {len(journey.of('engine.asked'))}")
+    once = "the first request of the pair too, and a GET /query" if met else "the first request is in no trace any more"
+    return f"ZMQ: 1 message to P, 1 answer ({once})"
 
 
 def bytes_in_place(bench: Bench) -> str:

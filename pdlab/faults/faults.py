@@ -54,7 +54,7 @@ def produce(lab: "Lab", name: str) -> Outcome:
 
     Raises:
         PdlabError: there is no such fault, the lab was joined, or requests are under way on it.
-        Refuted: these engines do otherwise than pdlab says.
+        Refuted: these engines do otherwise than pdlab says; or the next answer is wrong.
     """
     function, upstream = _function(name)
     from pdlab.faults.hands import Hands, quietly
@@ -69,8 +69,9 @@ def produce(lab: "Lab", name: str) -> Outcome:
         healed = lab.heal(quietly)
     must(not healed.under_way, f"{healed.under_way} requests are still under way")
     title = str(function.__doc__).strip().removesuffix(".")
-    next_right = hands.send()[0].token_ids == right
-    return Outcome(name, title, seen.stock, seen.pdlab, upstream, seen.facts, healed, next_right, seen.journey)
+    after = hands.send()[0]
+    must(after.token_ids == right, f"the next answer is wrong: {after}")
+    return Outcome(name, title, seen.stock, seen.pdlab, upstream, seen.facts, healed, seen.journey)
 
 
 def _function(name: str) -> tuple[Callable[["Hands"], Seen], str]:

@@ -17,7 +17,7 @@ def eos_on_prefill(h: Hands) -> Seen:
     first = h.p.complete(PROMPT, 1).token_ids[0]
     p, d = h.halves(body_of(PROMPT, TOKENS, stop_token_ids=[first]))
     must((p.status, p.finish_reason) == (200, "stop"), f"P's half got {p}")
-    must(d.status == 500 and h.timeout <= d.seconds < h.longer(3), f"D's half got {d}")
+    must(d.status == 500 and h.timeout <= d.seconds < h.longer(10), f"D's half got {d}")
     got, journey = h.send(stop_token_ids=[first])
     must((got.status, got.finish_reason) == (200, "stop") and got.seconds < SOON, f"through the proxy: {got}")
     return Seen(
@@ -32,7 +32,7 @@ def prefill_refuses(h: Hands) -> Seen:
     """P refuses its half."""
     p, d = h.halves(body_of(PROMPT, TOKENS, min_tokens=5))
     must(p.status == 400, f"P's half got {p}")
-    must(d.status == 500 and h.timeout <= d.seconds < h.longer(3), f"D's half got {d}")
+    must(d.status == 500 and h.timeout <= d.seconds < h.longer(10), f"D's half got {d}")
     h.must_serve(min_tokens=5)
     too_long = [1000 + n % 3000 for n in range(h.settings.max_model_len + 10)]
     got, journey = h.send(too_long)
@@ -77,7 +77,7 @@ def decode_never_comes(h: Hands) -> Seen:
     must(p.status == 200, f"P's half got {p}")
     kept = h.p.usage()
     must(kept.kept == 1 and kept.used_blocks == 5, f"P {kept}")
-    freed = h.until_free(h.p, patience=h.longer(3))
+    freed = h.until_free(h.p, patience=h.longer(10))
     must(freed > h.timeout - 2, f"P freed them after {freed:.1f} s")
     _, journey = h.must_serve()
     return Seen(
@@ -94,9 +94,9 @@ def decode_comes_late(h: Hands) -> Seen:
     before = h.p.usage().placeholders
     p = ask(h.p.url, prefill_half(body, transfer))
     must(p.status == 200, f"P's half got {p}")
-    h.until_free(h.p, patience=h.longer(3))
+    h.until_free(h.p, patience=h.longer(10))
     d = ask(h.d.url, h.decode_half(body, transfer), patience=h.longer(10))
-    must(d.status == 500 and h.timeout <= d.seconds < h.longer(3), f"D's half got {d}")
+    must(d.status == 500 and h.timeout <= d.seconds < h.longer(10), f"D's half got {d}")
     left = h.p.usage().placeholders - before
     must(left == 1, f"P has {left} more placeholders")
     _, journey = h.must_serve()
@@ -112,8 +112,9 @@ def decode_comes_late(h: Hands) -> Seen:
 def wrong_engine_id(h: Hands) -> Seen:
     """D is told an engine id that P's bootstrap server does not know."""
     p, d = h.halves(body_of(PROMPT, TOKENS), remote_engine_id="nobody")
-    must(p.status == 200 and d.status == 500 and d.seconds < SOON, f"P's half got {p}, D's {d}")
-    freed = h.until_free(h.p, h.d, patience=h.longer(3))
+    must(p.status == 200 and d.status == 500 and d.seconds < h.timeout, f"P's half got {p}, D's {d}")
+    freed = h.until_free(h.p, h.d, patience=h.longer(10))
+    must(freed > h.timeout - 2, f"P freed its blocks after {freed:.1f} s")
     got, journey = h.must_serve()
     return Seen(
         f"D fails at once with 500, 'Internal server error', and the reason is only in its log; "
@@ -221,7 +222,6 @@ def stalled_senders(h: Hands) -> Seen:
     return Seen(
         f"each stray pull takes one of P's 20 sender tasks for {h.timeout} s; then D's half gets 500",
         "a request that is ready waits behind them until their timeout, and is served then, rightly; "
-        ""
         "stray pulls come from requests that P refuses, and from clients that leave an answer that is not streamed",
         {"pdlab_seconds": got.seconds},
         journey,

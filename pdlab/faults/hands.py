@@ -113,7 +113,7 @@ class Hands:
 
     # Looking ------------------------------------------------------------------------------------------------------
 
-    def until_free(self, *engines: Instance, patience: float = SOON) -> float:
+    def until_free(self, *engines: Instance, patience: float = 10) -> float:
         """Seconds until no request holds a block of these engines; Refuted if that takes longer."""
         began = time.monotonic()
         while used := [engine.usage() for engine in engines if engine.usage().used_blocks]:
@@ -134,9 +134,11 @@ class Hands:
         """SIGKILL to the engine's API server and all beneath it; when that was, by the monotonic clock."""
         assert engine.process is not None, "of a lab that pdlab.up() started"
         engine.process.kill()
-        killed = time.monotonic()
+        return time.monotonic()
+
+    def until_gone(self, engine: Instance) -> None:
+        """Return once the nanny of an engine that was killed has ended too."""
         self.until(lambda: not engine.alive, f"the {engine.role} instance's nanny ends", 30)
-        return killed
 
     def until_dead(self, engine: Instance) -> str:
         """Return once the engine has ended by itself: the exception that EngineCore died of. Refuted if it does not."""
@@ -154,12 +156,12 @@ class Hands:
                 made.append(self._other(folder / str(number), ports, words))
             wait_until_serving({f"decode {n}": (d.process, d.url) for n, d in enumerate(made) if d.process}, quietly)
             yield made
+            shutil.rmtree(folder)  # an error may name a log that lies there
         finally:
             ports.close()
             for each in made:
                 if each.process:
                     each.process.stop()
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _other(self, folder: Path, ports: Ports, words: list[str]) -> Instance:
         record = Record(replace(self.settings, trace=False), {}, {}, token=self.d.token, owner=owner_of_lab())

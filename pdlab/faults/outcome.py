@@ -32,8 +32,7 @@ class Outcome:
         fault: its name; title: what happens.
         stock, pdlab, facts, journey: as in `Seen`.
         upstream: what is known of it in vLLM after 0.32.0; "": nothing.
-        healed: what `Lab.heal` had to do afterwards.
-        next_right: whether the next request had the right answer.
+        healed: what `Lab.heal` had to do afterwards; the next request had the right answer.
     """
 
     fault: str
@@ -43,7 +42,6 @@ class Outcome:
     upstream: str
     facts: dict[str, Any]
     healed: Healed
-    next_right: bool
     journey: Journey | None = None
 
     @property
@@ -51,11 +49,11 @@ class Outcome:
         """The lab, afterwards, in words."""
         again = [*self.healed.started, *(f"{role}, which kept its blocks," for role in self.healed.stuck)]
         lab = f"healed: {' and '.join(again)} started again" if again else "all blocks came back by themselves"
-        return f"{lab}; the next answer is {'right' if self.next_right else 'WRONG'}"
+        return f"{lab}; the next answer is right"
 
     def as_dict(self) -> dict[str, Any]:
         """What `data/faults.json` and `--json` say of it."""
-        said = ("title", "stock", "pdlab", "after", "upstream", "facts", "next_right")
+        said = ("title", "stock", "pdlab", "after", "upstream", "facts")
         return {"fault": self.fault, **{name: getattr(self, name) for name in said}}
 
     def __repr__(self) -> str:

@@ -26,11 +26,12 @@ def write_fails(h: Hands) -> Seen:
     must(
         len(journey.writes) > PIECES and written != 0, f"{len(journey.writes)} pieces, and the write returned {written}"
     )
-    freed = h.until_free(h.p, h.d, patience=h.longer(3))
+    freed = h.until_free(h.p, h.d, patience=h.longer(10))
+    must(len(journey.of("pull.received")) == 2 and not journey.of("send.expired"), "P freed its blocks without a pull")
     h.must_serve()
     return Seen(
         f"the transport takes {PIECES:,} pieces in a batch; of more it refuses the rest, and the write returns "
-        f"{written}; D fails at once, P keeps the blocks for {h.timeout} s "
+        f"{written}; D fails at once, and sends an empty pull, with which P frees its blocks "
         "(MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER=16384 raises the limit)",
         "500 that names D, with the reason that its worker gives",
         {"pieces": len(journey.writes), "reason": reason, "freed_seconds": freed},

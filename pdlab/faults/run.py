@@ -51,3 +51,5 @@ def produced(lab: Lab, names: Sequence[str]) -> Iterator[Outcome | str]:
             yield f"{name}: NOT AS DESCRIBED: {refuted}"
         except PdlabError as error:
             yield f"{name}: NOT PRODUCED: {error.message}"
+        except Exception as error:  # what engines do that misbehave: the others are produced all the same
+            yield f"{name}: NOT PRODUCED: {error!r}"
