@@ -1,5 +1,6 @@
 """What a reader gave, or one line that says what it should have been. Shared by the calls of a notebook."""
 
+import errno
 import os
 import reprlib
 from operator import index
@@ -49,3 +50,14 @@ def write(path: str | os.PathLike[str], data: bytes) -> Path:
     except (OSError, TypeError, ValueError) as error:
         raise PdlabError(f"cannot write {reprlib.repr(path)} ({error})", "give the path of a file") from None
     return Path(path)
+
+
+def make_folder(path: Path, what: str) -> Path:
+    """Make a folder under $PDLAB_STATE, for `what`; it may be there. PdlabError if nothing can be written there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    except OSError as error:
+        raise PdlabError(f"cannot make a folder for {what} ({error})", "PDLAB_STATE says where: set it") from None
+    return path

@@ -48,9 +48,12 @@ def lab(
     browser: Annotated[bool, typer.Option(help="Open a browser, where there is one.")] = True,
 ) -> None:
     """Bring the engines up, and JupyterLab at the first notebook. Ctrl-C ends both."""
-    from pdlab.lab.jupyter import open_browser, start_jupyter
+    from pdlab.lab.jupyter import open_browser, run_jupyter, start_jupyter
 
     with running_lab(model=model, profile=profile, dtype=dtype) as (running, ours):
+        if not sys.platform.startswith("linux"):  # so it is a recorded one
+            print(f"\n{running}\n")
+            run_jupyter(port, browser)
         jupyter = start_jupyter(port)
         ends = "JupyterLab and the lab" if ours else "JupyterLab; the lab was up before and stays"
         print(f"\n{running}\n\nJupyterLab: {jupyter.url}\n\nCtrl-C here ends {ends}.", flush=True)
@@ -60,7 +63,8 @@ def lab(
             jupyter.process.wait()
         finally:
             jupyter.process.stop()
-        raise PdlabError(f"JupyterLab ended: {jupyter.process.why_ended()}", f"see {jupyter.process.log}")
+        if jupyter.process.exit_code != 0:  # 0: File → Shut Down
+            raise PdlabError(f"JupyterLab ended: {jupyter.process.why_ended()}", f"see {jupyter.process.log}")
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Whatever a reader gives that cannot be: one line that says what to do, the right exit code, nothing left behind."""
 
+import json
 import os
 import subprocess
 import sys
@@ -58,7 +59,8 @@ def test_a_prompt_that_is_none(lab: Lab, call: str, prompt: Any) -> None:
     [
         {"max_tokens": None}, {"max_tokens": 0}, {"max_tokens": -1}, {"max_tokens": 1.5}, {"max_tokens": "x"},
         {"max_tokens": True}, {"temperature": float("nan")}, {"stop": object()}, {"stream": True},
-        {"request_id": 3}, {"request_id": "é"}, {"request_id": "a\nb"},
+        {"request_id": 3}, {"request_id": "é"}, {"request_id": "a\nb"}, {"request_id": " a"}, {"request_id": "a "},
+        {"request_id": " "},
     ],
 )  # fmt: skip
 def test_a_request_that_cannot_be(lab: Lab, asked: dict[str, Any]) -> None:
@@ -70,6 +72,27 @@ def test_a_request_that_cannot_be(lab: Lab, asked: dict[str, Any]) -> None:
 def test_what_can_be_sent_is_sent(lab: Lab, prompt: Any) -> None:
     for call in (lab.send, lab.decode.complete, lambda p: lab.submit(p).wait(5)):
         assert "does not answer" in refused(lambda call=call: call(prompt))  # type: ignore[misc]
+
+
+class Whole:
+    """A whole number that is none of Python's, as numpy has them; JSON does not take it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+
+def test_a_whole_number_may_be_of_another_kind(lab: Lab) -> None:
+    for call in (lab.send, lab.decode.complete, lambda *asked: lab.submit(*asked).wait(5)):
+        assert "does not answer" in refused(lambda call=call: call("x", Whole(3)))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["max_model_len", "abort_timeout", "block_size", "kv_cache_bytes"])
+def test_so_it_may_in_a_setting(name: str) -> None:
+    chosen = profile.settings("org/name", "cpu", **{name: Whole(1 << 20)})  # type: ignore[arg-type]
+    assert json.loads(json.dumps(chosen.as_dict()))[name] == 1 << 20
 
 
 def test_whatever_goes_wrong_in_its_thread_reaches_who_waits(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +167,8 @@ def test_no_bytes() -> None:
     [
         {"max_model_len": 1.5}, {"max_model_len": "x"}, {"max_model_len": True}, {"abort_timeout": 1.5},
         {"block_size": "x"}, {"kv_cache_bytes": "x"}, {"dtype": 3}, {"dtype": "nope"}, {"model": 3},
-        {"model": "/nope"}, {"model": Path("/nope")}, {"profile": "é"}, {"protocol": 3}, {"prefill_args": [3]},
+        {"model": "/nope"}, {"model": Path("/nope")}, {"model": "~nobody-here/x"}, {"profile": "é"}, {"protocol": 3},
+        {"prefill_args": [3]},
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
@@ -307,8 +331,8 @@ def command(tmp_path: Path, words: list[str], run: str) -> "subprocess.Completed
         (["send", ""], "recorded", 1, "pdlab: this call is not in the recorded run"),
         (["send", "hi", "--max-tokens", "0"], "recorded", 2, "Invalid value for '--max-tokens'"),
         (["send", "hi", "--max-tokens", "x"], "recorded", 2, "Invalid value for '--max-tokens'"),
-        (["up", "--name", "none"], "recorded", 1, "pdlab: this call is not in the recorded run"),
-        (["up", "--dtype", "é"], "recorded", 1, "pdlab: the recorded run"),
+        (["up"], "recorded", 1, "pdlab: up needs engines"),
+        (["tour", "--model", "é"], "recorded", 1, "pdlab: the recorded run"),
         (["drift", "--against", "nonsense"], "recorded", 1, "pdlab: there is no vLLM nonsense"),
         (["nope"], "recorded", 2, "No such command 'nope'"),
         (["status", "--name", "../x"], "live", 1, "pdlab: a lab cannot be called '../x'"),

@@ -161,7 +161,7 @@ def test_a_client_leaves_and_one_that_stays_is_lost_at_the_limit(monkeypatch: py
 
 FACTS = {
     "requests": 1000, **soak.in_facts(Counter({SERVED: 949, WRONG: 0, LEFT: 51, REFUSED: 17})),
-    "leaked_blocks": 0, "leaked_sends": 0, "placeholders": 0, "restarts": 1, "seconds": 312.4,
+    "leaked_blocks": 0, "leaked_sends": 0, "placeholders": 0, "restarts": 1, "trouble": "", "seconds": 312.4,
     "requests_per_second": 3.2, "memory_mb": {"prefill": [1700, 1650], "decode": [1720, 1731], "proxy": [60, 61]},
     "sockets": {"prefill": [6, 6], "decode": [5, 5], "proxy": [2, 1]}, "examples": [],
 }  # fmt: skip
@@ -175,6 +175,8 @@ FACTS = {
         ({"wrong_texts": 1}, False),
         ({"lost": 1}, False),
         ({"leaked_blocks": 2}, False),
+        ({"restarts": 0}, False),
+        ({"trouble": "decode did not start"}, False),
         ({"sockets": {"decode": [5, 6]}}, False),
     ],
 )
@@ -196,3 +198,9 @@ def test_the_table_of_what_went_wrong() -> None:
     text = soak.render({**FACTS, **wrong})
     assert "leaked sends                  2  1 of them placeholders" in text
     assert text.endswith("lost: 7 tokens: …\nnot clean")
+
+
+def test_that_the_lab_did_not_heal_is_said_beside_five_examples() -> None:
+    examples = [f"lost: {number}" for number in range(clients.EXAMPLES)]
+    text = soak.render({**FACTS, "trouble": "decode did not start", "examples": examples, "clean": False})
+    assert text.endswith("\n".join(["heal: decode did not start", *examples, "not clean"]))

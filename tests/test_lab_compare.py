@@ -54,6 +54,44 @@ def test_every_fact_has_a_case_above() -> None:
     assert [case[0] for case in cases] == [fact for fact, _, _ in MUST_AGREE]
 
 
+FAILS, WRONG, UNSURE = "every load would fail", "200, and wrong text", "a load may fail, or the text be wrong"
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "consequence"),
+    [
+        ({"layers": 30}, {"layers": 31}, WRONG),
+        ({"layers": 31}, {"layers": 30}, FAILS),  # P misses one of its own on D
+        ({"dtype": "float32"}, {"dtype": "bfloat16"}, FAILS),
+        ({"dtype": "float16"}, {"dtype": "bfloat16"}, WRONG),
+        ({"dtype": "bfloat16"}, {"dtype": "float16"}, WRONG),
+        ({"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "auto"}, FAILS),
+        ({"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "fp8_e5m2"}, WRONG),
+        ({"kv_cache_dtype": "fp8", "dtype": "float16"}, {"kv_cache_dtype": "fp8", "dtype": "bfloat16"}, UNSURE),
+        ({"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "fp8_per_token_head"}, UNSURE),
+        ({"kv_cache_dtype": "nvfp4", "block_size": 32}, {"kv_cache_dtype": "nvfp4", "block_size": 64}, FAILS),
+        ({"block_size": 64}, {"block_size": 32}, FAILS),
+        ({"dtype": "float32", "block_size": 32}, {"dtype": "bfloat16", "block_size": 64}, WRONG),  # as many bytes
+    ],
+)
+def test_what_comes_of_it_is_what_p_compares(prefill: dict[str, Any], decode: dict[str, Any], consequence: str) -> None:
+    found = mismatches({**P, **prefill}, {**D, **decode})
+    assert found and all(sentence.endswith(consequence) for sentence in found)
+
+
+def test_the_sentences_that_are_kept_of_the_faults() -> None:
+    assert mismatches(P, {**D, "dtype": "bfloat16"}) == [
+        "the dtype differs: prefill float32, decode bfloat16: every load would fail"
+    ]
+    assert mismatches(P, {**D, "block_size": 64}) == [
+        "the block size (tokens) differs: prefill 32, decode 64: every load would fail"
+    ]
+    assert mismatches(P, {**D, "weights_digest": "c3", "layers": 31}) == [
+        "the weights differ: prefill a1, decode c3: decode would go on from another model's KV: 200, and wrong text",
+        "the number of layers differs: prefill 30, decode 31: layers without KV would be read: 200, and wrong text",
+    ]
+
+
 @pytest.mark.parametrize(("prefill", "decode", "count"), [(D, P, 2), (P, P, 1), (D, D, 1)])
 def test_roles(prefill: dict[str, Any], decode: dict[str, Any], count: int) -> None:
     found = mismatches(prefill, decode)

@@ -71,6 +71,14 @@ class TestSpawn:
         assert Path(process.scratch).is_dir()
         assert os.getsid(process.pid) == process.pid  # Ctrl-C in the terminal of whoever starts it does not reach it
 
+    def test_its_exit_code_is_known_once_it_has_ended(self, start: Spawn) -> None:
+        running = runs(start(name="running"))
+        assert running.exit_code is None
+        for code in (0, 3):
+            ended = start([sys.executable, "-I", "-S", "-c", f"raise SystemExit({code})"], name=f"ended{code}")
+            ended.wait()
+            assert ended.exit_code == code
+
     def test_server_and_nanny_are_found(self, start: Spawn) -> None:
         process = runs(start())
         server = process.server_pid()

@@ -102,17 +102,30 @@ class TestRecord:
         assert records.load("none") is None
 
     @pytest.mark.parametrize("text", NOT_READABLE)
-    def test_that_cannot_be_read_is_none(self, text: str) -> None:
-        records.folder("odd").mkdir(parents=True)
-        (records.folder("odd") / "lab.json").write_text(text)
-        assert records.load("odd") is None
+    def test_that_cannot_be_read_is_an_error(self, text: str) -> None:
+        path = records.folder("odd") / "lab.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        with pytest.raises(PdlabError) as raised:
+            records.load("odd")
+        assert raised.value.message == f"lab 'odd' has a record that cannot be read: {path}"
+        assert "remove that file" in str(raised.value.hint)
 
-    def test_of_another_format_is_none(self, settings: Settings) -> None:
+    def test_of_bytes_that_are_no_text_is_an_error(self) -> None:
+        records.folder("odd").mkdir(parents=True)
+        (records.folder("odd") / "lab.json").write_bytes(b"\xff")
+        with pytest.raises(PdlabError, match="cannot be read"):
+            records.load("odd")
+
+    def test_of_another_format_is_an_error_to_all_and_stays(self, settings: Settings, started: list[str]) -> None:
         records.save("default", Record(settings, {}, PORTS, ready=True))
         path = records.folder("default") / "lab.json"
         fields = json.loads(path.read_text())
         path.write_text(json.dumps({**fields, "format": records.FORMAT + 1}))
-        assert records.load("default") is None
+        for use in (records.load, attach, down, status_of, lambda name: up(settings.model, name=name)):
+            with pytest.raises(PdlabError, match="has a record that cannot be read"):
+                use("default")
+        assert not started
         path.write_text(json.dumps(fields))
         assert records.load("default") is not None
 
@@ -425,6 +438,21 @@ class TestDown:
         attach("mine").down()
         assert mine.dead == list(SERVERS)
         assert other.dead == []
+
+    @pytest.mark.parametrize("how", ["down", "with"])
+    def test_leaves_one_that_was_started_anew(self, how: str, lab: Callable[..., Record]) -> None:
+        record = lab()
+        found = attach()
+        records.save("default", dataclasses.replace(record, token="another"))
+        if how == "down":
+            found.down()
+        else:
+            with found:
+                pass
+        assert record.dead == []
+        assert down("default", found.prefill.token) is False
+        assert down("default", "another") is True
+        assert record.dead == list(SERVERS)
 
     def test_at_the_end_of_a_with_block(self, lab: Callable[..., Record]) -> None:
         record = lab()

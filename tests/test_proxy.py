@@ -36,6 +36,7 @@ DONE = b"data: [DONE]\n\n"
 METRICS = """# HELP vllm:num_requests_kv_fetch_by_stage Number of requests
 vllm:num_requests_kv_fetch_by_stage{{engine="0",stage="waiting_to_start"}} 0.0
 vllm:num_requests_kv_fetch_by_stage{{engine="0",stage="in_progress"}} {}.0
+vllm:num_requests_kv_fetch_by_stage{{engine="0",stage="completed_waiting"}} 1.0
 vllm:num_requests_running{{engine="0"}} 1.0
 """
 SSE = "text/event-stream; charset=utf-8"

@@ -316,7 +316,11 @@ def test_the_bare_help_lists_the_commands_there_are() -> None:
 
     from pdlab import cli
 
-    assert list(get_command(cli.app).commands) == list(bootstrap.COMMANDS)  # type: ignore[attr-defined]
+    commands = get_command(cli.app).commands  # type: ignore[attr-defined]
+    assert list(commands) == list(bootstrap.COMMANDS)
+    assert set(commands) >= bootstrap.LIVE_ONLY | bootstrap.ENGINES | bootstrap.TALKING
+    command, word = bootstrap.PLAYING
+    assert word in commands[command].commands
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,12 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 
 
 class TestWhichEnvironment:
-    @pytest.mark.parametrize("command", ["lab", "test", "tour", "up", "send", "status", "down"])
+    @pytest.mark.parametrize("command", ["lab", "test", "tour", "send", "status", "down"])
     def test_a_bare_machine_gets_a_light_one_and_nothing_else(self, machine: Machine, command: str) -> None:
         assert machine.run(command, "-q") == ["set up .venv-recorded", "go on in .venv-recorded"]
+
+    def test_a_benchmark_that_plays_one_itself_does(self, machine: Machine) -> None:
+        assert machine.run("bench", "views", "--json") == ["set up .venv-recorded", "go on in .venv-recorded"]
 
     def test_no_profile_is_asked_or_said(self, machine: Machine) -> None:
         assert machine.run("lab", "--profile", "cuda") == ["set up .venv-recorded", "go on in .venv-recorded"]
@@ -146,9 +149,10 @@ class TestOnABareMachine:
         assert all(mode in line for mode in ("live", "recorded", "record"))
         assert not list(bare.glob(".venv*"))
 
-    @pytest.mark.parametrize("command", ["serve", "claims", "bench"])
-    def test_what_no_recorded_run_can_stand_in_for_is_refused(self, bare: Path, command: str) -> None:
-        done = pdlab(bare, command, PDLAB_RUN="recorded")
+    @pytest.mark.parametrize("words", ["up", "serve", "claims", "bench", "bench start", "bench overhead --json"])
+    def test_what_no_recorded_run_can_stand_in_for_is_refused(self, bare: Path, words: str) -> None:
+        command, *rest = words.split()
+        done = pdlab(bare, command, *rest, PDLAB_RUN="recorded")
         assert done.returncode == 1
         assert done.stderr == f"pdlab: {command} needs engines, and PDLAB_RUN is 'recorded': unset it\n"
         assert not list(bare.glob(".venv*"))

@@ -7,6 +7,7 @@ more.) The proxy, which notes some five events a request, is traced throughout.
 
 import json
 import os
+import shutil
 import statistics
 import time
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pdlab
-from pdlab.errors import PdlabError
-from pdlab.lab.answer import new_request_id
+from pdlab.errors import PdlabError, RequestError
+from pdlab.lab import record as records
+from pdlab.lab.answer import new_request_id, post
 from pdlab.lab.http import client
 from pdlab.lab.instance import Instance
 from pdlab.lab.lab import Lab
@@ -32,11 +34,15 @@ def measure(pairs: int, model: str | None = None) -> dict[str, Any]:
         1.02 is 2 % dearer. Both are medians over the pairs; ttft_ratios, throughput_ratios: each pair's.
         traced, untraced: medians of ttft_s and tokens_per_s. pairs.
     """
-    with pdlab.up(model, name=f"bench-{os.getpid()}", trace=True) as lab:
-        for _ in range(WARM_UPS):
-            first_token(lab)
-        firsts = [in_turn(lab, first_token, i) for i in range(pairs)]
-        rates = [in_turn(lab, throughput, i) for i in range(max(1, pairs // 4))]
+    name = f"bench-{os.getpid()}"
+    try:
+        with pdlab.up(model, name=name, trace=True) as lab:
+            for _ in range(WARM_UPS):
+                first_token(lab)
+            firsts = [in_turn(lab, first_token, i) for i in range(pairs)]
+            rates = [in_turn(lab, throughput, i) for i in range(max(1, pairs // 4))]
+    finally:
+        shutil.rmtree(records.folder(name), ignore_errors=True)
     dearer = [pair["traced"] / pair["untraced"] for pair in firsts]
     slower = [pair["untraced"] / pair["traced"] for pair in rates]
     return {
@@ -77,13 +83,16 @@ def medians(name: str, firsts: list[dict[str, float]], rates: list[dict[str, flo
 
 
 def first_token(lab: Lab) -> float:
-    """Seconds until the first token of a prompt that no prefix cache knows is here."""
+    """Seconds until the first token of a prompt that no prefix cache knows is here. RequestError if none comes."""
     body = {
         "prompt": list(range(1000, 1000 + PROMPT_TOKENS)), "max_tokens": 2, "temperature": 0, "stream": True,
         "cache_salt": new_request_id(),
     }  # fmt: skip
     began = time.perf_counter()
     with client().stream("POST", f"{lab.proxy.url}/v1/completions", content=json.dumps(body)) as answer:
+        if answer.status_code != 200:  # an error would be quicker than any token
+            said = answer.read().decode(errors="replace").strip()[:300]
+            raise RequestError(answer.status_code, f"the proxy answered {answer.status_code}: {said}")
         chunks = answer.iter_raw()
         next(chunks)
         seconds = time.perf_counter() - began
@@ -103,7 +112,7 @@ def throughput(lab: Lab) -> float:
 
     def one(_: int) -> None:
         salted = {**body, "cache_salt": new_request_id()}
-        client().post(f"{lab.proxy.url}/v1/completions", json=salted).raise_for_status()
+        post(lab.proxy.url, "/v1/completions", salted, {}, who="the proxy")
 
     began = time.perf_counter()
     with ThreadPoolExecutor(TOGETHER) as pool:

@@ -20,6 +20,7 @@ import httpx
 
 from pdlab.bench.clients import LEFT, LOST, REFUSED, SERVED, WRONG, Clients, choose_cases, plan
 from pdlab.errors import PdlabError
+from pdlab.lab.http import why
 from pdlab.lab.record import SERVERS
 
 if TYPE_CHECKING:
@@ -116,10 +117,10 @@ def soak(lab: "Lab", requests: int = 1000, seed: int = 0) -> dict[str, Any]:
     Returns:
         served (right or wrong), left and lost: together, all of them. refused_and_asked_again: requests that an error
         turned away at least once; they end as the others. leaked_blocks, leaked_sends: what P and D still hold when
-        they had time enough to let go; placeholders are among those sends. restarts: of P. seconds,
-        requests_per_second: from the first to the last, P's restart included. memory_mb, sockets: of each server,
-        [before, after]. clean: no wrong text, nothing lost, no block and no connection left. examples: of what was
-        wrong.
+        they had time enough to let go; placeholders are among those sends. restarts: of P; trouble: how healing the
+        lab failed, "" if it did not. seconds, requests_per_second: from the first to the last, P's restart included.
+        memory_mb, sockets: of each server, [before, after]. clean: no wrong text, nothing lost, no block and no
+        connection left, though P was started again, and without trouble. examples: of what was wrong.
 
     Raises:
         PdlabError: P did not come back, an engine does not answer, or the lab was started elsewhere.
@@ -140,8 +141,6 @@ def soak(lab: "Lab", requests: int = 1000, seed: int = 0) -> dict[str, Any]:
         killing.end()
     seconds = time.monotonic() - began
 
-    if killing.trouble:
-        clients.note(f"heal: {killing.trouble}")
     left_over = settle(lab, lab.settings.abort_timeout + SETTLE).values()
     sockets_after, memory_after = fewest_sockets(lab, sockets_before), memory_mb(lab)
     facts = {
@@ -151,6 +150,7 @@ def soak(lab: "Lab", requests: int = 1000, seed: int = 0) -> dict[str, Any]:
         "leaked_sends": sum(usage.sends for usage in left_over),  # P's are all since its restart: it began with none
         "placeholders": sum(usage.placeholders for usage in left_over),
         "restarts": int(lab.prefill.process != first_p),
+        "trouble": why(killing.trouble) if killing.trouble else "",
         "seconds": round(seconds, 1),
         "requests_per_second": round(requests / seconds, 2),
         "memory_mb": {server: [memory_before[server], memory_after[server]] for server in SERVERS},
@@ -173,13 +173,14 @@ def in_facts(counts: Counter[str]) -> dict[str, int]:
 
 def is_clean(facts: dict[str, Any]) -> bool:
     """See `soak`."""
-    nothing = not any(facts[name] for name in ("wrong_texts", "lost", "leaked_blocks"))
-    return nothing and all(after <= before for before, after in facts["sockets"].values())
+    nothing = not any(facts[name] for name in ("wrong_texts", "lost", "leaked_blocks", "trouble"))
+    return nothing and bool(facts["restarts"]) and all(after <= before for before, after in facts["sockets"].values())
 
 
 def render(facts: dict[str, Any]) -> str:
     """A small table, and the verdict."""
-    return "\n".join([*_rows(facts), *facts["examples"], "clean" if facts["clean"] else "not clean"])
+    wrong = [f"heal: {facts['trouble']}"] if facts["trouble"] else []
+    return "\n".join([*_rows(facts), *wrong, *facts["examples"], "clean" if facts["clean"] else "not clean"])
 
 
 def _rows(facts: dict[str, Any]) -> Iterable[str]:

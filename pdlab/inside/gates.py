@@ -1,8 +1,8 @@
 """The gates inside an engine: what makes a matching request, and no other, wait at a point of the connector.
 
 A gate only waits where vLLM would wait anyway (a coroutine, a thread of the sender pool): the engine goes on. Requests
-that share a message or a batch with a held one are not held: the held one is taken out and goes on alone. Only of a hold
-in P that is made when the message has left D already the whole message waits.
+that share a message or a batch with a held one are not held: the held one is taken out and goes on alone. But where a
+hold in P is made when the message has left D already, the whole message waits.
 """
 
 import asyncio

@@ -18,21 +18,29 @@ def new_request_id() -> str:
     return f"pdlab-{uuid.uuid4().hex[:12]}"
 
 
-def check(prompt: Any, max_tokens: Any, fields: dict[str, Any], request_id: Any = None) -> None:
-    """Raises:
-    PdlabError: what no engine is asked, or what JSON and a header cannot carry.
+def check(prompt: Any, max_tokens: Any, fields: dict[str, Any], request_id: Any = None) -> int:
+    """max_tokens, as Python's own number.
+
+    Raises:
+        PdlabError: what no engine is asked, or what JSON and a header cannot carry.
     """
     if not isinstance(prompt, str | list | tuple) or not prompt:
         raise PdlabError(f"the prompt is {reprlib.repr(prompt)}", "give text, or a list of token ids")
-    whole("max_tokens", max_tokens, 1)
+    max_tokens = whole("max_tokens", max_tokens, 1)
     if fields.get("stream"):
         raise PdlabError("an answer comes whole: stream=True is not for this call", "stream with an HTTP client")
-    if not isinstance(request_id, str | None) or not f"{request_id}".isascii() or not f"{request_id}".isprintable():
+    if not (request_id is None or (isinstance(request_id, str) and _fits_a_header(request_id))):
         raise PdlabError(f"the request_id is {reprlib.repr(request_id)}", "give letters, digits and signs of ASCII")
     try:
         json.dumps([prompt, fields], allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:  # a UnicodeEncodeError is a ValueError
         raise PdlabError(f"this request cannot be written as JSON ({error})", "give text, numbers, lists …") from None
+    return max_tokens
+
+
+def _fits_a_header(text: str) -> bool:
+    """Whether it arrives as it was sent: spaces around a header's value are no part of it."""
+    return text.isascii() and text.isprintable() and text == text.strip()
 
 
 def complete(
@@ -55,7 +63,7 @@ def complete(
         RequestError: it refused, failed or does not answer (status 0).
         PdlabError: it was not asked, as `check` says.
     """
-    check(prompt, max_tokens, fields, request_id)
+    max_tokens = check(prompt, max_tokens, fields, request_id)
     if fresh:
         fields = {"cache_salt": uuid.uuid4().hex, **fields}
     request_id = request_id or new_request_id()

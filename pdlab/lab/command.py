@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pdlab.checks import make_folder
 from pdlab.lab.settings import KV_ROLES, Role, Settings
 
 # For what only a worker knows of the memory it registered: see pdlab/inside.
@@ -98,9 +99,11 @@ def instrumented(command: Command, role: Role, folder: Path, trace: bool = False
     Args:
         trace: install the probes and the gates, which write into `folder`/trace.
         token: without which nobody reads the engine's KV memory; "": nobody does.
+
+    Raises:
+        PdlabError: there can be no such folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    logging_config = folder / f"{role}.logging.json"
+    logging_config = make_folder(folder, role) / f"{role}.logging.json"
     logging_config.write_text(json.dumps(LOGGING))
     env = {
         "PDLAB_INSTANCE": role,

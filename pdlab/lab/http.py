@@ -8,7 +8,9 @@ import httpx
 @functools.cache
 def client() -> httpx.Client:
     """A client without read timeout (a generation may take any time) that ignores proxy settings of the environment."""
-    return httpx.Client(timeout=httpx.Timeout(None, connect=5), trust_env=False)
+    # Servers close a connection that was idle for 5 s: ours expire earlier, or one would be used as it closes.
+    limits = httpx.Limits(keepalive_expiry=2)
+    return httpx.Client(timeout=httpx.Timeout(None, connect=5), trust_env=False, limits=limits)
 
 
 def why(error: Exception) -> str:

@@ -1,10 +1,11 @@
 """`pdlab.join()`: a lab of instances that were started elsewhere, on another GPU or another host."""
 
+import shutil
 from typing import Any
 
 import httpx
 
-from pdlab.errors import PdlabError
+from pdlab.errors import PdlabError, StartError
 from pdlab.lab.compare import check_pair
 from pdlab.lab.instance import Instance
 from pdlab.lab.lab import Lab
@@ -15,6 +16,8 @@ from pdlab.lab.proxy_server import ProxyServer, spawn_proxy
 from pdlab.lab.start import LOOPBACK
 from pdlab.lab.startup import wait_until_serving
 from pdlab.paths import state_dir
+
+BOOTSTRAP_HINT = "give the bootstrap URL that its `pdlab serve prefill` printed"
 
 
 def join(*, prefill: str, decode: str, bootstrap: str) -> Lab:
@@ -34,25 +37,35 @@ def join(*, prefill: str, decode: str, bootstrap: str) -> Lab:
     p = Instance("prefill", prefill.rstrip("/"), bootstrap.rstrip("/"))
     d = Instance("decode", decode.rstrip("/"))
     check_pair(p.facts, d.facts)
-    named = {entry["engine_id"] for entry in p.bootstrap_query().values()}
+    named = _named(p)
     if p.engine_id not in named:
         raise PdlabError(
-            f"the bootstrap server {bootstrap} names {sorted(named)}, not the instance {prefill}",
-            "give the bootstrap URL that its `pdlab serve prefill` printed",
+            f"the bootstrap server {bootstrap} names {sorted(named)}, not the instance {prefill}", BOOTSTRAP_HINT
         )
     ports = Ports(LOOPBACK)
     port = ports.take("proxy")
     folder = state_dir() / "labs" / f"joined-{port}"
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier lab at this port: its trace is not this one's
     process = spawn_proxy(folder, ports, port, prefill=p.url, bootstrap=str(p.bootstrap), decode=d.url, owner=myself())
     ports.close()
     proxy = ProxyServer(f"http://{LOOPBACK}:{port}", process)
     try:
         with progress() as tell:
             wait_until_serving({"proxy": (process, proxy.url)}, tell, patience=60)
-    except BaseException:
+    except BaseException as error:
         process.stop()
+        if not isinstance(error, StartError):  # that one names the log
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     return Lab(f"joined-{port}", None, p, d, proxy, trace_folder=folder / "trace")
+
+
+def _named(prefill: Instance) -> set[str]:
+    """The engine ids that its bootstrap server knows. PdlabError if something else answers there."""
+    try:
+        return {str(entry["engine_id"]) for entry in prefill.bootstrap_query().values()}
+    except (KeyError, TypeError):
+        raise PdlabError(f"{prefill.bootstrap} does not answer as a bootstrap server", BOOTSTRAP_HINT) from None
 
 
 def _is_url(given: Any) -> bool:

@@ -8,9 +8,11 @@ import time
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 
+from pdlab.checks import make_folder
 from pdlab.errors import PdlabError, StartError
 from pdlab.lab.http import client
 from pdlab.lab.ports import Ports
@@ -40,13 +42,9 @@ def start_jupyter(port: int | None = None) -> Jupyter:
         PdlabError: the port is taken, or this is no checkout.
         StartError: it did not come up.
     """
-    if not (repo_root() / FIRST).is_file():
-        raise PdlabError(f"there is no {FIRST} beside the package", "run it from a clone of the repository")
     ports = Ports("127.0.0.1")
-    port = _take(ports, port)
+    port, folder = _prepare(ports, port)
     token = secrets.token_hex(16)
-    folder = state_dir() / "jupyter"
-    _write_settings(folder)
     process = spawn(
         "jupyter", _argv(port, folder), folder=folder, ports=ports, owner=myself(),
         # Not on the command line, where every user of the machine could read it.
@@ -62,6 +60,28 @@ def start_jupyter(port: int | None = None) -> Jupyter:
     return Jupyter(f"{root}/lab/tree/{FIRST}?token={token}", process)
 
 
+def run_jupyter(port: int | None = None, browser: bool = True) -> NoReturn:
+    """Become JupyterLab, which says its address itself: a nanny needs Linux, and recorded runs play anywhere.
+
+    Raises:
+        PdlabError: as `start_jupyter`.
+    """
+    ports = Ports("127.0.0.1")
+    port, folder = _prepare(ports, port)
+    ports.close()
+    sys.stdout.flush()
+    os.execv(sys.executable, [*_argv(port, folder, browser), f"--LabApp.default_url=/lab/tree/{FIRST}"])
+
+
+def _prepare(ports: Ports, port: int | None) -> tuple[int, Path]:
+    """The port that it gets, and the folder with its settings."""
+    if not (repo_root() / FIRST).is_file():
+        raise PdlabError(f"there is no {FIRST} beside the package", "run it from a clone of the repository")
+    folder = state_dir() / "jupyter"
+    _write_settings(folder)
+    return _take(ports, port), folder
+
+
 def _take(ports: Ports, port: int | None) -> int:
     if port is not None:
         return ports.take("JupyterLab", port)
@@ -74,14 +94,14 @@ def _take(ports: Ports, port: int | None) -> int:
 def _write_settings(folder: Path) -> None:
     """Defaults of this server alone, beneath the reader's own settings: nothing is fetched, and no news are offered."""
     quiet = {"fetchNews": "false", "checkForUpdates": False}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "overrides.json").write_text(json.dumps({"@jupyterlab/apputils-extension:notification": quiet}))
+    overrides = make_folder(folder, "JupyterLab") / "overrides.json"
+    overrides.write_text(json.dumps({"@jupyterlab/apputils-extension:notification": quiet}))
 
 
-def _argv(port: int, folder: Path) -> list[str]:
+def _argv(port: int, folder: Path, browser: bool = False) -> list[str]:
     options = {
         "ServerApp.ip": "127.0.0.1", "ServerApp.port": port, "ServerApp.port_retries": 0,
-        "ServerApp.root_dir": str(repo_root()), "ServerApp.open_browser": False,
+        "ServerApp.root_dir": str(repo_root()), "ServerApp.open_browser": browser,
         "LabApp.app_settings_dir": str(folder),
     }  # fmt: skip
     argv = [sys.executable, "-m", "jupyterlab", *(f"--{key}={value}" for key, value in options.items())]

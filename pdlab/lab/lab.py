@@ -198,12 +198,13 @@ class Lab:
         return {"prefill": self.prefill, "decode": self.decode, "proxy": self.proxy}
 
     def down(self) -> None:
-        """End every process of the lab that pdlab started. Instances that were joined are left alone."""
+        """End every process of the lab that pdlab started. Instances that were joined are left alone; so is a lab of
+        the same name that was started since this one ended."""
         if self.settings is None:
             self.proxy.process.stop()
             shutil.rmtree(self.proxy.log.parent, ignore_errors=True)
         else:
-            down(self.name)
+            down(self.name, self.prefill.token)
 
     def __enter__(self) -> "Lab":
         return self
@@ -250,7 +251,8 @@ def up(
     Raises:
         StartError: an engine did not start; nothing is left of it.
         MismatchError: the two engines are no pair (with a model folder that changed between their starts, say).
-        PdlabError: the running lab has other settings than those asked for, or a setting is impossible.
+        PdlabError: the running lab has other settings than those asked for, its record cannot be read, or a setting is
+            impossible.
     """
     asked = {key: value for key, value in {"model": model, "profile": profile, **choices}.items() if value is not None}
     wanted = _settings(asked)
@@ -309,13 +311,17 @@ def attach(name: str = "default") -> Lab:
     return _lab(name, found)
 
 
-def down(name: str = "default") -> bool:
-    """End the lab of that name; False if there was none."""
+def down(name: str = "default", token: str | None = None) -> bool:
+    """End the lab of that name; False if there was none, or none with this token.
+
+    Raises:
+        PdlabError: its record cannot be read.
+    """
     if not records.folder(name).exists():
         return False
     with records.locked(name):
         found = records.load(name)
-        if found is None:
+        if found is None or token not in (None, found.token):
             return False
         start.stop(found)
         records.remove(name)

@@ -121,7 +121,7 @@ def owner_fd(owner: str | None) -> int | None:
 def start_time(pid: int) -> int | None:
     """Clock ticks after boot at which `pid` started: with the pid, the identity of a process. None if it is gone."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be any bytes
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()
@@ -174,7 +174,7 @@ def descendants(root: int | None = None) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError):
-                text = (entry / "stat").read_text()
+                text = (entry / "stat").read_text(errors="replace")
                 state, parent = text[text.rindex(")") + 2 :].split()[:2]
                 if state not in "ZX":
                     parents.setdefault(int(parent), []).append(int(entry.name))
@@ -191,11 +191,11 @@ def own_segments() -> set[Path]:
 def shared_memory(pid: int) -> set[Path]:
     """The files of /dev/shm that `pid` has mapped and that only an engine makes."""
     try:
-        lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/dev/shm/" in line]
+        text = Path(f"/proc/{pid}/maps").read_text(errors="replace")
     except OSError:
         return set()
     # By inode: a semaphore's file is renamed after it was mapped.
-    inodes = {int(line[4]) for line in lines}
+    inodes = {int(line.split()[4]) for line in text.split("\n") if "/dev/shm/" in line}
     return {path for path in Path("/dev/shm").iterdir() if path.name.startswith(OWN_SEGMENTS) and inode(path) in inodes}
 
 

@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pdlab.checks import make_folder
 from pdlab.lab import nanny
 from pdlab.lab.ports import Ports
 
@@ -49,11 +51,19 @@ class Process:
 
     def why_ended(self) -> str:
         """One line on how it ended; "killed" where the nanny could not write it."""
+        end = self._end()
+        return f"{end['why']} (exit code {end['code']})" if end else "killed"
+
+    @property
+    def exit_code(self) -> int | None:
+        """The server's; None before it has ended, or where the nanny could not write it."""
+        return self._end().get("code")
+
+    def _end(self) -> dict[str, Any]:
         try:
-            end = json.loads(Path(self.ended).read_text())
+            return dict(json.loads(Path(self.ended).read_text()))
         except (OSError, ValueError):
-            return "killed"
-        return f"{end['why']} (exit code {end['code']})"
+            return {}
 
     def server_pid(self) -> int | None:
         """Pid of the server itself; None if it is gone."""
@@ -146,8 +156,11 @@ def spawn(
     Args:
         owner: PID:START with which it ends; None: with nobody.
         cores: to run on; empty: any.
+
+    Raises:
+        PdlabError: there can be no such folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, name)
     scratch = make_scratch(name)
     log, ended = folder / f"{name}.log", folder / f"{name}.ended.json"
     ended.unlink(missing_ok=True)

@@ -12,7 +12,9 @@ import httpx
 from pdlab.lab.failure import Failure, reason
 
 LOOK = 0.8  # seconds between two looks whether P is still there, while D has said nothing
-FETCHING = re.compile(r"^vllm:num_requests_kv_fetch_by_stage\{.*\} (\S+)$", re.MULTILINE)
+# Not the stage completed_waiting: there the KV has come, and D needs P no more.
+STAGES = "waiting_to_start|in_progress"
+FETCHING = re.compile(rf'^vllm:num_requests_kv_fetch_by_stage\{{.*stage="(?:{STAGES})".*\}} (\S+)$', re.MULTILINE)
 QUICK = httpx.Timeout(2.0)  # for what waits behind no request
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pdlab.checks import make_folder
 from pdlab.errors import PdlabError
 from pdlab.lab.process import Process
 from pdlab.lab.settings import Settings
@@ -58,20 +59,26 @@ def folder(name: str) -> Path:
 
 
 def load(name: str) -> Record | None:
-    """The record of the lab called `name`; None if there is none that this version can read."""
+    """The record of the lab called `name`; None if there is none.
+
+    Raises:
+        PdlabError: there is one that this version cannot read: engines may run that it does not know.
+    """
+    path = folder(name) / "lab.json"
     try:
-        text = (folder(name) / "lab.json").read_text()
-    except OSError:
+        return _read(json.loads(path.read_text()))
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        return _read(json.loads(text))
-    except (ValueError, TypeError, KeyError, AttributeError):  # not JSON, or not a record's
-        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # not JSON, or not a record's
+        raise PdlabError(
+            f"lab {name!r} has a record that cannot be read: {path}",
+            "end it with the version of pdlab that started it; if nothing of it runs, remove that file",
+        ) from None
 
 
-def _read(fields: dict[str, Any]) -> Record | None:
+def _read(fields: dict[str, Any]) -> Record:
     if fields.pop("format", None) != FORMAT:
-        return None
+        raise ValueError
     processes = {key: Process(**process) for key, process in fields["processes"].items()}
     return Record(
         Settings.from_dict(fields["settings"]), processes, fields["ports"], fields["ready"],
@@ -96,10 +103,6 @@ def remove(name: str) -> None:
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[None]:
     """Hold the lab's lock: two that start or end it at once take turns."""
-    try:
-        folder(name).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PdlabError(f"cannot make a folder for the lab ({error})", "PDLAB_STATE says where: set it") from None
-    with (folder(name) / "lock").open("w") as file:
+    with (make_folder(folder(name), "the lab") / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

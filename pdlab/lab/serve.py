@@ -63,6 +63,7 @@ def serve(
     try:
         _follow(instance, process, say)
     except (KeyboardInterrupt, SystemExit):
+        process.stop()  # first: at the end its nanny writes into the folder
         shutil.rmtree(folder, ignore_errors=True)  # kept after a failure, for its log
         raise
     finally:

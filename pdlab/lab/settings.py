@@ -1,6 +1,6 @@
 """What a reader chooses about a lab. Two labs with equal settings are the same lab."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from pdlab.checks import whole
@@ -59,19 +59,21 @@ class Settings:
 
 
 def checked(settings: Settings) -> Settings:
-    """The settings, if an engine can be started with them.
+    """The settings, if an engine can be started with them; whole numbers are Python's own, for JSON.
 
     Raises:
         PdlabError: a value that the engine would refuse minutes later, or misunderstand.
     """
-    for name in ("max_model_len", "abort_timeout", "block_size"):
+    numbers: dict[str, Any] = {}
+    for name, least in (("max_model_len", 1), ("abort_timeout", 1), ("block_size", 1), ("kv_cache_bytes", 0)):
         if (given := getattr(settings, name)) is not None:
-            whole(name, given, 1)
+            numbers[name] = whole(name, given, least)
+    settings = replace(settings, **numbers)
     if settings.dtype not in DTYPES:
         raise PdlabError(f"there is no dtype {settings.dtype!r}", f"choose one of {', '.join(DTYPES)}")
     if settings.profile == "cpu" and (settings.block_size or 0) % 32:
         raise PdlabError(f"block_size is {settings.block_size}", "CPU attention wants a multiple of 32")
-    if settings.kv_cache_bytes is not None and whole("kv_cache_bytes", settings.kv_cache_bytes) < 1 << 20:
+    if settings.kv_cache_bytes is not None and settings.kv_cache_bytes < 1 << 20:
         raise PdlabError(f"kv_cache_bytes is {settings.kv_cache_bytes}", "give bytes, at least one MiB (1048576)")
     for name in ("prefill_args", "decode_args"):
         if not all(isinstance(word, str) for word in getattr(settings, name)):

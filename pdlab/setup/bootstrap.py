@@ -37,8 +37,9 @@ COMMANDS = {
 TALKING = {"status", "down", "send"}
 # These start engines: they need system libraries and a model besides the environment.
 ENGINES = {"lab", "tour", "up", "test", "serve", "claims", "faults", "soak", "record", "bench"}
-# No recorded run can stand in for these.
-LIVE_ONLY = {"serve", "claims", "faults", "soak", "bench"}
+# No recorded run can stand in for these; but `bench views` plays one.
+LIVE_ONLY = {"up", "serve", "claims", "faults", "soak", "bench"}
+PLAYING = ["bench", "views"]
 
 
 def prepare(arguments: list[str]) -> None:
@@ -64,7 +65,11 @@ def prepare(arguments: list[str]) -> None:
 
 def command(arguments: list[str]) -> str:
     """The command's name, or "" if there is none."""
-    return next((word for word in arguments if not word.startswith("-")), "")
+    return next(iter(_words(arguments)), "")
+
+
+def _words(arguments: list[str]) -> list[str]:
+    return [word for word in arguments if not word.startswith("-")]
 
 
 def asks_help(arguments: list[str]) -> bool:
@@ -82,7 +87,8 @@ def plays_recorded(arguments: list[str]) -> bool:
         plays = mode() == RECORDED and command(arguments) != "record"
     except PdlabError as error:
         raise SetupError(f"{error.message}: {error.hint}") from None
-    if plays and command(arguments) in LIVE_ONLY and not asks_help(arguments):
+    live_only = command(arguments) in LIVE_ONLY and _words(arguments)[:2] != PLAYING
+    if plays and live_only and not asks_help(arguments):
         raise SetupError(f"{command(arguments)} needs engines, and PDLAB_RUN is {RECORDED!r}: unset it")
     return plays
 

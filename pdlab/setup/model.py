@@ -51,7 +51,10 @@ def resolve(model: str | None) -> str:
     """
     if model is None or model == NAME:
         return str(prepare())
-    path = Path(model).expanduser()
+    try:
+        path = Path(model).expanduser()
+    except RuntimeError:  # ~somebody, whom this machine does not know
+        path = Path(model)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise SetupError(f"{path} holds no config.json: give a folder with a checkpoint, or a hub name")
