@@ -136,11 +136,20 @@ assert {half.facts["kv_transfer_params"]["transfer_id"] for half in mine.of("hal
 # %% [markdown]
 # ### What the client sees
 #
-# The body of an answer is D's, as it comes. If a half fails, the other one is ended, and the client hears which hop it was.
-# Here D refuses its half:
+# The body of an answer is D's, as it comes. If a half fails, the other one is ended, and the client hears which hop it was:
+# the header `X-Failed-Hop` says it. Here D refuses its half:
 
-# %% tags=["raises-exception"]
-lab.send(prompt, max_tokens=6, fresh=True, logprobs=1000)
+# %%
+from pdlab.errors import RequestError
+
+try:
+    lab.send(prompt, max_tokens=6, fresh=True, logprobs=1000)
+except RequestError as error:
+    assert error.status == 400 and error.hop.startswith("decode instance")
+    print("status", error.status, "from the", error.hop.split(" http")[0])
+    print(error.message)
+else:
+    raise AssertionError("D took it")
 
 # %% [markdown]
 # ## The proxy's own code
