@@ -117,7 +117,13 @@ def test_it_stands_from_the_start_and_ends_with_the_block(trace: Path, make: Cal
         assert found and found.path.stem == hold.name
         assert find(trace / "gates", POINT, "another") is None
         assert (hold.point, hold.match, hold.seconds) == (POINT, "pdlab-abc", 30)
-    assert found.over() == "released"
+        assert hold.stands
+    assert found.over() == "released" and not hold.stands
+
+
+def test_it_stands_no_longer_than_its_time(make: Callable[..., Hold]) -> None:
+    hold = make(seconds=0.05)
+    wait_until(lambda: not hold.stands)
 
 
 def test_it_ends_with_the_block_even_where_that_fails(trace: Path, make: Callable[..., Hold]) -> None:

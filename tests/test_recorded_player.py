@@ -386,9 +386,9 @@ class TestHoldsThatEndedByThemselves:
             whole._events.insert(whole._events.index(released) + later, event)
         stage.hold("before_answer.1")
         hold, journey = self.hold(stage), stage.submitted(whole)
-        assert journey.held == "before_write"
+        assert journey.held == "before_write" and hold.stands
         hold.release()
-        assert journey.held == "before_answer" and not journey.done
+        assert journey.held == "before_answer" and not journey.done and not hold.stands
         stage.release()
         assert journey.done
 

@@ -279,7 +279,7 @@ def test_captured_values_are_shortened() -> None:
 
 class FakeHold:
     def __init__(self, lab: "FakeLab", point: str, match: str) -> None:
-        self.lab, self.point, self.match = lab, point, match
+        self.lab, self.point, self.match, self.stands = lab, point, match, True
 
     def release(self) -> None:
         self.lab.asked.append(f"{self.point} released")
@@ -290,6 +290,7 @@ class FakeLab:
         self.proxy = SimpleNamespace(process=SimpleNamespace(alive=True))
         self.there: dict[str, str] = {}
         self.asked: list[str] = []
+        self.holds: list[FakeHold] = []
         self.looks = 0
 
     def status(self) -> dict[str, Any]:
@@ -303,7 +304,8 @@ class FakeLab:
         if match == "bad":
             raise PdlabError("there is no such request", "look again")
         self.asked.append(f"hold {point} {match}")
-        return FakeHold(self, point, match)
+        self.holds.append(FakeHold(self, point, match))
+        return self.holds[-1]
 
     def release(self) -> None:
         self.asked.append("release all")
@@ -323,6 +325,16 @@ def test_the_panel_holds_and_releases() -> None:
     button(panel, "Release").click()
     assert lab.asked[1:] == ["before_write released", "release all"]
     assert "closed for" not in words_of(panel)
+
+
+def test_a_hold_whose_time_is_up_is_not_shown_any_more() -> None:
+    lab = FakeLab()
+    panel = panel_of(lab)
+    button(panel, "Hold").click()
+    assert "closed for *" in words_of(panel)
+    lab.holds[0].stands = False
+    wait_until(lambda: "closed for" not in words_of(panel))
+    panel.close()
 
 
 def test_the_panel_sees_by_itself_who_is_held_until_it_is_closed() -> None:

@@ -38,6 +38,11 @@ class Hold:
         self.name = self._holder.hold.path.stem
 
     @property
+    def stands(self) -> bool:
+        """Whether it holds who comes: it was not released, and its time is not up."""
+        return self._holder.hold.over() is None
+
+    @property
     def held(self) -> list[str]:
         """The request ids that it holds now, as the process that holds them knows them."""
         events = self._events()

@@ -54,6 +54,10 @@ class Stage:
         """From now on this hold stands."""
         self._standing.add(name)
 
+    def stands(self, name: str) -> bool:
+        """Whether this hold was not released yet."""
+        return name in self._standing
+
     def release(self, name: str | None = None) -> None:
         """It stands no more; None: none does. What it held has gone on."""
         self._standing -= {name} if name else self._standing.copy()
@@ -125,6 +129,11 @@ class RecordedHold(Hold):
         self.point, self.match, self.seconds, self.name = held.point, held.match, held.seconds, held.name
         self._stage = stage
         stage.hold(self.name)
+
+    @property
+    def stands(self) -> bool:
+        """Whether it was not released yet."""
+        return self._stage.stands(self.name)
 
     @property
     def notes(self) -> list[str]:

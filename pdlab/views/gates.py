@@ -35,7 +35,7 @@ class GatePanel(Watching):
         self._draw(self.lab.held())
 
     def _draw(self, held: dict[str, str]) -> None:
-        standing = {hold.point: hold.match for hold in self._holds}
+        standing = {hold.point: hold.match for hold in self._holds if hold.stands}
         rows = "".join(
             f"<tr><td><b>{point}</b></td><td class='muted'>{escape(where)}</td>"
             f"<td>{_of(point, held, standing)}</td></tr>"
