@@ -9,13 +9,12 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import nbformat
 import pytest
 
 from pdlab.bench.views import NoBrowser, bare_page, browser
+from pdlab.lab.ports import Ports
 
 HOMES = (
     "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTERLAB_SETTINGS_DIR",
@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "docmanager-extension/plugin": {"autosave": False},
 }
 START = 90.0  # seconds: only how long a start that fails takes to fail
-PATIENCE = 10.0  # seconds: likewise
+PATIENCE = 30.0  # seconds: likewise
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 READY = """(name) => {
   const shown = window.jupyterapp?.shell.currentWidget;
@@ -103,7 +103,12 @@ def jupyterlab(folder: Path, scratch: Path) -> Iterator[str]:
     Yields:
         the URL of a notebook in it, with {workspace} and {path} to be filled in.
     """
-    port, token = _free_port(), secrets.token_hex(16)
+    with closing(Ports("127.0.0.1")) as ports:  # held for longer than the server takes to listen
+        yield from _served(folder, scratch, ports.take("JupyterLab"))
+
+
+def _served(folder: Path, scratch: Path, port: int) -> Iterator[str]:
+    token = secrets.token_hex(16)
     command = [
         sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1",
         f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}",
@@ -129,13 +134,6 @@ def _environment(scratch: Path) -> dict[str, str]:
         path.write_text(json.dumps(settings))
     # What widgets need of the front end is installed beside this Python.
     return os.environ | homes | {"JUPYTER_PREFER_ENV_PATH": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-
-
-def _free_port() -> int:
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        port: int = tried.getsockname()[1]
-        return port
 
 
 def _wait_for(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:

@@ -9,8 +9,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+
+import pytest
 
 from pdlab.inside.tracer import Tracer
 from pdlab.lab import nanny
@@ -30,6 +33,24 @@ def wait_until(condition: Callable[[], object], what: str = "") -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what or condition}"
         time.sleep(0.01)
+
+
+def wait_for_words(capsys: pytest.CaptureFixture[str], words: str) -> SimpleNamespace:
+    """What a thread has printed, `out` and `err`, once `words` are among what it says on stderr."""
+    said = SimpleNamespace(out="", err="")
+
+    def there() -> bool:
+        new = capsys.readouterr()
+        said.out, said.err = said.out + new.out, said.err + new.err
+        return words in said.err
+
+    wait_until(there, words)
+    return said
+
+
+def minute_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the time of every hold be up that was to stand for less than a minute from now."""
+    monkeypatch.setattr("pdlab.inside.holds.time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60))
 
 
 def gone(pid: int) -> bool:

@@ -124,7 +124,7 @@ def test_it_ends_when_it_is_released(folder: Path, holder: Callable[..., Holder]
 
 
 def test_it_ends_when_its_time_is_up(folder: Path, holder: Callable[..., Holder]) -> None:
-    mine = holder(seconds=0.2)
+    mine = holder(seconds=1)
     assert mine.hold.over() is None
     wait_until(lambda: mine.hold.over() == "its time was up")
     assert time.monotonic() >= mine.hold.deadline

@@ -20,7 +20,7 @@ import pytest
 
 from pdlab.inside import tracer as tracing
 from pdlab.inside.tracer import Probe, Seen, Tracer, extra_probes, watched, wrap
-from tests.helpers import Noted, tracer
+from tests.helpers import PATIENCE, Noted, tracer
 
 pytest.importorskip("vllm")
 
@@ -238,19 +238,20 @@ def test_what_is_watched_looks_as_before(way: str, trace: Tracer) -> None:
 
 def test_two_calls_at_once_are_two_looks(trace: Tracer, noted: Noted) -> None:
     async def at_once() -> list[int]:
-        async def original(wait: int) -> int:
-            await asyncio.sleep(wait / 100)
-            return wait
+        async def original(place: int) -> int:
+            while len(noted.events) < place - 1:
+                await asyncio.sleep(0)
+            return place
 
-        def look(trace: Tracer, wait: int) -> Seen:
+        def look(trace: Tracer, place: int) -> Seen:
             result = yield
-            trace.note("worker", "seen", wait=wait, result=result)
+            trace.note("worker", "seen", place=place, result=result)
 
         around = watched(trace, probe(look), original)
         return await asyncio.gather(around(3), around(1), around(2))
 
-    assert asyncio.run(at_once()) == [3, 1, 2]
-    assert [event.facts for event in noted.events] == [{"wait": n, "result": n} for n in (1, 2, 3)]
+    assert asyncio.run(asyncio.wait_for(at_once(), PATIENCE)) == [3, 1, 2]
+    assert [event.facts for event in noted.events] == [{"place": n, "result": n} for n in (1, 2, 3)]
 
 
 def test_failures_are_logged_at_the_first_tenth_and_hundredth(
@@ -389,7 +390,10 @@ HERE = """
 import functools, importlib, json, multiprocessing, os, sys
 from pathlib import Path
 from pdlab.inside.plugin import register, trace_into
+from pdlab.trace.writer import Writer
 
+writers, original = [], Writer.__init__
+Writer.__init__ = lambda self, *args: (writers.append(self), original(self, *args))[1]
 SYMBOLS = json.loads(sys.argv[1])
 
 def find(symbol):
@@ -418,8 +422,8 @@ def life(send, env):
     before = {symbol: find(symbol) for symbol in SYMBOLS}
     register()
     register()
-    import time
-    time.sleep(0.2)  # for the writer
+    for writer in writers:
+        writer.close()  # by then it has written
     send(facts(before))
 
 def in_child(env):

@@ -255,7 +255,10 @@ def keep(name):
         """An engine makes some when it has been starting for a quarter of a minute."""
         started = start(f"{self.MAP}\ntime.sleep(4); kept = keep({name!r}); {ALONE}")
         server = started.pid("server")
-        time.sleep(1.5)
+        before, began = sleeps(started.process.pid), time.monotonic()
+        wait_until(lambda: sleeps(started.process.pid) > before + 1, "the nanny's look at it")
+        # Two looks, a second apart. With pauses that go on doubling it were 12 s by now.
+        assert time.monotonic() - began < 8
         os.kill(server, signal.SIGKILL)
         started.wait()
         assert not Path("/dev/shm", name).exists()
@@ -263,8 +266,9 @@ def keep(name):
     def test_there_when_it_is_up(self, start: Start, name: str) -> None:
         started = start(f"{self.MAP}\nkept = keep({name!r}); {ALONE}", "--starter", myself())
         server = started.pid("server")
+        before = sleeps(started.process.pid)
         os.kill(started.process.pid, signal.SIGUSR1)
-        time.sleep(0.1)
+        wait_until(lambda: sleeps(started.process.pid) > before, "the nanny's look at it")
         os.kill(server, signal.SIGKILL)
         started.wait()
         assert not Path("/dev/shm", name).exists()

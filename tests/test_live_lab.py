@@ -10,7 +10,7 @@ import pdlab
 from pdlab.errors import MismatchError, PdlabError, RequestError, StartError
 from pdlab.lab.compare import check_pair
 from pdlab.lab.lab import Lab
-from tests.live import new_since, traces
+from tests.live import new_since, traces, until
 
 PROMPT = "In a disaggregated deployment the keys and values of the prompt travel from one engine to the other. " * 8
 
@@ -122,7 +122,7 @@ def test_refusals_reach_the_reader(lab: Lab) -> None:
 def test_engines_are_idle_after_a_request(lab: Lab) -> None:
     lab.send(PROMPT)
     for instance in (lab.prefill, lab.decode):
-        assert instance.metric("vllm:num_requests_running") == 0
+        assert until(lambda instance=instance: instance.metric("vllm:num_requests_running") == 0)  # type: ignore[misc]
     with pytest.raises(PdlabError, match="has no metric"):
         lab.decode.metric("vllm:nonsense")
 

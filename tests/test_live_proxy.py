@@ -90,7 +90,7 @@ def test_a_client_that_leaves_stops_the_decode_instance(lab: Lab, stream: bool) 
     else:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{lab.proxy.url}/v1/completions", json=body, timeout=3, trust_env=False)
-    assert until(lambda: in_flight(lab.decode) == 0, 10)
+    assert until(lambda: in_flight(lab.decode) == 0, 30)
     assert lab.send("Still here?").token_ids
 
 

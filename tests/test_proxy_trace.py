@@ -20,6 +20,7 @@ from pdlab.lab.proxy_trace import WatchedHalf, watched
 from pdlab.trace.event import Event
 from pdlab.trace.reader import Reader
 from pdlab.trace.writer import Writer
+from tests.helpers import minute_later
 from tests.test_proxy import ANSWER, CHUNK, DONE, SSE, Bench, answers, error, serves, until
 
 SECRET = "the word that nobody may see"
@@ -202,6 +203,7 @@ def test_an_error_of_d_has_the_reason_that_its_worker_noted(stream: bool, trace:
         for transfer in (trace.of("decode")[0].transfers[0], "another"):
             reason = f"{transfer} timed out"
             worker.note(Event(time.monotonic(), "pull.failed", "D worker", "t", (transfer,), "r", {"reason": reason}))
+        await until(lambda: trace.text().count("timed out") == 2)
         fails.set()
         answer = await waiting
         own = trace.of("decode")[0].transfers[0]
@@ -388,10 +390,13 @@ def test_a_half_that_fails_ends_the_held_one(trace: Watched) -> None:
     trace(test)
 
 
-def test_a_hold_ends_by_itself(trace: Watched) -> None:
+def test_a_hold_ends_by_itself(trace: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(bench: Bench) -> None:
-        holder = trace.hold("before_prefill_send", seconds=0.2)
-        assert (await bench.post()).json() == ANSWER
+        holder = trace.hold("before_prefill_send")
+        waiting = asyncio.create_task(bench.post())
+        await trace.until("prefill", "gate.held")
+        minute_later(monkeypatch)
+        assert (await waiting).json() == ANSWER
         await until(lambda: "half.sent" in trace.names("prefill"))
         assert trace.facts("prefill", "gate.released")["why"] == "its time was up"
         holder.release()

@@ -17,6 +17,7 @@ from pdlab.setup import environment, pins, runner
 from pdlab.setup.console import SetupError
 from pdlab.setup.environment import Environment
 from pdlab.setup.runner import Result
+from tests.helpers import PATIENCE, wait_for_words
 
 LOCK = "jupyterlab==4.0\nnumpy==2.1\ntorch==2.13.0+cpu\nvllm-cpu==0.32.0\n"
 CUDA_LOCK = "numpy==2.1\ntorch==2.13.0\nvllm==0.32.0\n"
@@ -178,26 +179,28 @@ def test_a_second_set_up_says_that_it_waits(machine: Machine, capsys: pytest.Cap
         fcntl.flock(held, fcntl.LOCK_EX)
         run = threading.Thread(target=machine.run)
         run.start()
+        wait_for_words(capsys, "waiting for it")
         run.join(0.3)
         assert run.is_alive() and machine.asked == []
         fcntl.flock(held, fcntl.LOCK_UN)
-        run.join(10)
+        run.join(PATIENCE)
     assert machine.own.stands
-    assert "waiting for it" in capsys.readouterr().err
 
 
-def test_what_another_set_up_has_done_meanwhile_is_not_done_again(machine: Machine) -> None:
+def test_what_another_set_up_has_done_meanwhile_is_not_done_again(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine.run()
     machine.own.stamp.rename(machine.repo / "stamp")
     with (machine.own.notes / "lock").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         run = threading.Thread(target=machine.run)
         run.start()
-        run.join(0.3)
+        wait_for_words(capsys, "waiting for it")
         (machine.repo / "stamp").rename(machine.own.stamp)
         fcntl.flock(held, fcntl.LOCK_UN)
-        run.join(10)
-    assert machine.asked == []
+        run.join(PATIENCE)
+    assert not run.is_alive() and machine.asked == []
 
 
 def test_a_python_without_ensurepip_is_told_the_debian_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

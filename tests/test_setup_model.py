@@ -11,6 +11,7 @@ import pytest
 from pdlab.setup import model, pins
 from pdlab.setup.console import SetupError
 from pdlab.setup.runner import Result
+from tests.helpers import PATIENCE, wait_for_words
 
 
 @pytest.fixture
@@ -80,23 +81,24 @@ def test_only_who_really_waits_for_another_process_says_so(
     def prepare() -> threading.Thread:
         thread = threading.Thread(target=model.prepare, daemon=True)
         thread.start()
-        thread.join(0.3)
         return thread
 
     made: list[object] = []
     monkeypatch.setattr(model, "_make", made.append)
-    prepare()
+    prepare().join(PATIENCE)
     assert made == [cache] and capsys.readouterr().err == "", "the lock was free"
     with (cache.parent / f".{model.NAME}.lock").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         waiting = prepare()
-        said = capsys.readouterr()
+        said = wait_for_words(capsys, "waiting for it")
         assert waiting.is_alive() and said.err.count("waiting for it") == 1 and said.out == ""
         cache.mkdir()
         (cache / "pdlab.json").write_text(json.dumps({"recipe": model.RECIPE}))  # the other one is done…
-        assert not prepare().is_alive() and capsys.readouterr().err == "", "nothing to wait for"
+        another = prepare()
+        another.join(PATIENCE)
+        assert not another.is_alive() and capsys.readouterr().err == "", "nothing to wait for"
         fcntl.flock(held, fcntl.LOCK_UN)
-        waiting.join(10)
+        waiting.join(PATIENCE)
     assert made == [cache], "…and it isn't done again"
 
 
