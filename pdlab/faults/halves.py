@@ -177,8 +177,8 @@ def one_transfer_two_prompts(h: Hands) -> Seen:
     must(healed == other, f"after the reset D answers {healed}, not {other}")
     _, journey = h.must_serve()
     return Seen(
-        "200, and D answers P's prompt; nothing checks. D's prefix cache has the wrong blocks under right hashes now: "
-        "the next plain request with D's prompt is answered wrongly too",
+        "200, and D answers P's prompt: nobody compares the two. D's prefix cache has the wrong blocks under right "
+        "hashes now: the next plain request with D's prompt is answered wrongly too",
         "every request has a transfer_id of its own, whatever the client sends; lab.reset() empties both prefix caches",
         {"stock_seconds": d.seconds},
         journey,
