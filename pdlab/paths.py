@@ -1,6 +1,7 @@
 """Where pdlab keeps what it makes. Standard library only; nothing here creates a folder."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -21,7 +22,10 @@ def state_dir() -> Path:
 
 def _user_dir(own: str, xdg: str, default: str) -> Path:
     if os.environ.get(own):
-        return Path(os.environ[own]).expanduser().absolute()
+        given = Path(os.environ[own])
+        with suppress(RuntimeError):  # ~nobody: a folder of that name, then
+            given = given.expanduser()
+        return given.absolute()
     base = os.environ.get(xdg, "")
     # The XDG specification: a relative path is to be ignored.
     home = Path(base) if Path(base).is_absolute() else Path.home() / default

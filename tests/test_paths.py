@@ -27,6 +27,8 @@ def test_own_variable_then_xdg_then_home(
     assert folder() == Path("/x/pdlab")
     monkeypatch.setenv(own, "~/mine")
     assert folder() == tmp_path / "mine"
+    monkeypatch.setenv(own, "~nobody-of-that-name/mine")
+    assert folder() == Path("~nobody-of-that-name/mine").absolute()
     assert not folder().exists()
 
 

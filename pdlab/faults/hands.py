@@ -174,7 +174,9 @@ class Hands:
     def small(self) -> Iterator[Lab]:
         """A lab whose engines have 24 blocks each and prefill in chunks of 64 tokens; one that runs is left running."""
         few: dict[str, Any] = {"prefill_args": FEW_BLOCKS, "decode_args": FEW_BLOCKS, "max_model_len": 704}
-        lab = up(self.settings.model, name=f"{self.lab.name}-small", abort_timeout=self.timeout, report=quietly, **few)
+        kept = ("model", "profile", "dtype", "block_size", "protocol", "gpus")
+        like = {name: getattr(self.settings, name) for name in kept}
+        lab = up(name=f"{self.lab.name}-small", abort_timeout=self.timeout, report=quietly, **like, **few)
         try:
             yield lab
         finally:
