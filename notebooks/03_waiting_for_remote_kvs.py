@@ -95,7 +95,7 @@ assert journey.decode.moments[-1].status == "WAITING_FOR_REMOTE_KVS", "the minut
 "D answered another request; ours still waits"
 
 # %% [markdown]
-# Now let it go.
+# Now let it go. The block tables above fill up by themselves: views of a request that is under way grow with it.
 
 # %%
 hold.release()

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 
+from pdlab import views
 from pdlab.errors import PdlabError
 from pdlab.lab.hold import HeldTooLong
 from pdlab.lab.lab import Lab
@@ -77,6 +78,17 @@ def test_only_those_that_match_are_held(lab: Lab, point: str) -> None:
         assert "the-one-to-hold" in hold.held[0]
         assert held.held == point
     assert held.wait().token_ids == others[0].token_ids
+
+
+def test_a_bench_grows_when_its_request_is_let_go(lab: Lab) -> None:
+    with lab.hold("before_write") as hold:
+        journey = lab.submit(PROMPT, 3, fresh=True)
+        hold.wait()
+        bench = views.bench(journey, lab)
+        assert "step 14 of 23" in repr(bench.stepper)
+    assert until(lambda: "step 23 of 23" in repr(bench.stepper) and bench.blocks.last == bench.stepper.last)
+    assert bench.gates is not None
+    bench.gates.close()
 
 
 def test_a_hold_ends_by_itself_and_says_so(lab: Lab, right: tuple[int, ...]) -> None:

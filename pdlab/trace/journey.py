@@ -1,9 +1,9 @@
 """The journey of one request: what happened to it in the proxy, in P and in D, as one object."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ class Journey:
     ) -> None:
         self.request_id, self.about = request_id, about or {}
         self._events, self._transfer_id, self._answer, self.error = by_time(events), transfer_id, answer, error
-        self._feed = feed
+        self._feed, self._filling = feed, threading.Lock()
+        self._kept: dict[str, Any] = {}  # what was made of these events
 
     # What it is made of -------------------------------------------------------------------------------------------
 
@@ -63,10 +64,22 @@ class Journey:
 
     def fill(self, events: Sequence[Event], transfer_id: str | None) -> None:
         """Give it its events; what was worked out of the former ones is worked out anew. It never gets fewer."""
-        if len(events) > len(self._events):
-            self._events, self._transfer_id = by_time(events), transfer_id
-            for name in ("_own", "_steps", "_sides", "_writes"):
-                self.__dict__.pop(name, None)
+        with self._filling:
+            if len(events) > len(self._events):
+                self._events, self._transfer_id = by_time(events), transfer_id
+                self._kept = {}
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What is made of its events, made once. Views look at a journey while it fills up."""
+        kept = self._kept  # asked for first: the events may be newer than it, and not older
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
+
+    @property
+    def fills_up(self) -> bool:
+        """Whether more of it may come: it was submitted, and is not complete."""
+        return self._feed is not None and not self.complete
 
     def close(self) -> None:
         """Nothing more will come: it is no longer asked for."""
@@ -83,9 +96,10 @@ class Journey:
         self.refresh()
         return [event for event in self._own if event.name == name and actor in (None, event.actor)]
 
-    @cached_property
+    @property
     def _own(self) -> list[Event]:
-        return own_of(self._events)
+        own: list[Event] = self._once("own", lambda: own_of(self._events))
+        return own
 
     # What the client got ------------------------------------------------------------------------------------------
 
@@ -151,11 +165,8 @@ class Journey:
     def steps(self) -> list[Step]:
         """What happened, as the 23 steps of the mechanism, by time."""
         self.refresh()
-        return self._steps
-
-    @cached_property
-    def _steps(self) -> list[Step]:
-        return steps_of(self._own, self.start)
+        steps: list[Step] = self._once("steps", lambda: steps_of(self._own, self.start))
+        return steps
 
     def step(self, number: int) -> Step:
         """The first step of that number. PdlabError if it has not happened."""
@@ -167,18 +178,17 @@ class Journey:
     @property
     def prefill(self) -> Side:
         """P's half."""
-        self.refresh()
-        return self._sides[0]
+        return self._side("P")
 
     @property
     def decode(self) -> Side:
         """D's half."""
-        self.refresh()
-        return self._sides[1]
+        return self._side("D")
 
-    @cached_property
-    def _sides(self) -> tuple[Side, Side]:
-        return side_of("P", self._own, self.start), side_of("D", self._own, self.start)
+    def _side(self, name: str) -> Side:
+        self.refresh()
+        side: Side = self._once(name, lambda: side_of(name, self._own, self.start))
+        return side
 
     @property
     def status(self) -> dict[str, list[tuple[float, str]]]:
@@ -194,10 +204,10 @@ class Journey:
     def writes(self) -> list[Write]:
         """The descriptors of its transfer, in vLLM's order: by layer, then by run of consecutive blocks."""
         self.refresh()
-        return self._writes
+        writes: list[Write] = self._once("writes", self._planned)
+        return writes
 
-    @cached_property
-    def _writes(self) -> list[Write]:
+    def _planned(self) -> list[Write]:
         planned = [event for event in self._events if event.name == "transfer.planned"]
         return [write for event in planned for write in writes_of(event, self._transfer_id or "")]
 

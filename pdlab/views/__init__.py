@@ -47,9 +47,12 @@ def predict(question: str, options: "Sequence[str]", answer: str, because: str =
 
 def stepper(journey: "Journey") -> "Stepper":
     """A cursor over the steps; `stepper.follow(view, …)` lets views go with it."""
+    from pdlab.views.growing import grow
     from pdlab.views.stepper import Stepper
 
-    return Stepper(_journey(journey))
+    made = Stepper(_journey(journey))
+    grow(journey, made.grow)
+    return made
 
 
 def sequence_view(journey: "Journey", to_scale: bool = False) -> "Figure":
@@ -64,6 +67,7 @@ def blocks_view(journey: "Journey", compared: Any = None) -> "Figure":
 
 def memory_view(journey: "Journey", layer: int = 0) -> "MemoryMap":
     """The memory of one layer on both sides, and what is written from the one to the other."""
+    from pdlab.views.growing import grow
     from pdlab.views.memory_map import MemoryMap
 
     layers = [write.layer for write in _journey(journey).writes]
@@ -71,7 +75,9 @@ def memory_view(journey: "Journey", layer: int = 0) -> "MemoryMap":
         from pdlab.errors import PdlabError
 
         raise PdlabError(f"there is no layer {layer!r}", f"choose of {min(layers)} to {max(layers)}")
-    return MemoryMap(journey, layer, last=_last(journey))
+    made = MemoryMap(journey, layer, last=_last(journey))
+    grow(journey, lambda: made.grow_with(_last(journey)))
+    return made
 
 
 def status_view(journey: "Journey") -> "Figure":
@@ -81,10 +87,13 @@ def status_view(journey: "Journey") -> "Figure":
 
 def source_view(journey: "Journey", step: int | None = None) -> "Source":
     """The source of a step, by its number, and the values that were seen there; None: of the last there is."""
+    from pdlab.views.growing import grow
     from pdlab.views.source import Source
 
     journey = _journey(journey)
-    return Source(journey, None if step is None else journey.steps.index(journey.step(step)))
+    made = Source(journey, None if step is None else journey.steps.index(journey.step(step)))
+    grow(journey, made.grow)
+    return made
 
 
 def gate_panel(lab: "Lab") -> "GatePanel":
@@ -114,9 +123,12 @@ def timeline_view(trace: "Trace") -> "Timeline":
 def _figure(name: str, journey: "Journey", **how: Any) -> "Figure":
     from pdlab.views.bench import picture_of
     from pdlab.views.figure import Figure
+    from pdlab.views.growing import grow
 
     journey = _journey(journey)
-    return Figure(picture_of(name, journey, **how), last=_last(journey))
+    made = Figure(picture_of(name, journey, **how), last=_last(journey))
+    grow(journey, lambda: made.grow(picture_of(name, journey, **how), _last(journey)))
+    return made
 
 
 def _last(journey: "Journey") -> int:

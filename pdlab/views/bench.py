@@ -11,6 +11,7 @@ from pdlab.trace.text import line
 from pdlab.views.detail import Detail
 from pdlab.views.figure import Figure
 from pdlab.views.gates import GatePanel
+from pdlab.views.growing import grow
 from pdlab.views.memory_map import MemoryMap
 from pdlab.views.picture import Picture
 from pdlab.views.sequence import sequence
@@ -39,6 +40,19 @@ class Bench(ipywidgets.VBox):
         self.stepper.follow(self.sequence, self.blocks, self.status, self.source, self.memory)
         self.blocks.observe(guarded(self._error, self._chosen), "chosen")
         super().__init__(self._parts())
+        grow(journey, guarded(self._error, self._grow))
+
+    def _grow(self) -> None:
+        """See all that has come of the journey since."""
+        self.stepper.grow()
+        self.source.grow()
+        last = self.stepper.last
+        self.sequence.grow(sequence(self.journey), last)
+        self.blocks.grow(picture_of("blocks", self.journey), last)
+        self.status.grow(picture_of("status", self.journey), last)
+        self.memory.grow_with(last)
+        if not self.journey.held:
+            self.detail.lab = None  # what is in its memory now may be another request's
 
     def _figure(self, name: str) -> Figure:
         return Figure(picture_of(name, self.journey), last=self.stepper.last)

@@ -40,6 +40,14 @@ class Figure(anywidget.AnyWidget):
         """Draw another picture in its place."""
         self.shown, self.picture = picture, picture.as_dict()
 
+    def grow(self, picture: Picture, last: int) -> None:
+        """Draw a picture that has more steps. Who looks at the last one goes on to the new last one."""
+        at_end = self.step == self.last
+        self.show(picture)
+        self.last = last
+        if at_end:
+            self.step = last
+
     def __repr__(self) -> str:
         return f"<{self.shown.line}>"
 

@@ -17,6 +17,10 @@ class MemoryMap(Figure):
         super().__init__(memory(journey, layer), last=last)
         self.observe(self._choose, "chosen")
 
+    def grow_with(self, last: int) -> None:
+        """Draw it as far as the journey has come; see `Figure.grow`."""
+        self.grow(memory(self.journey, self.layer), last)
+
     def _choose(self, change: Any) -> None:
         if change["new"] not in {shape.name for shape in self.shown.shapes}:
             return

@@ -54,9 +54,16 @@ class Source(anywidget.AnyWidget):
     whole = traitlets.Bool(False).tag(sync=True)
 
     def __init__(self, journey: Journey, step: int | None = None) -> None:
-        self._steps = journey.steps
+        self.journey, self._steps = journey, journey.steps
         super().__init__(step=max(len(self._steps) - 1, 0) if step is None else step)
         self.on_msg(self._answer)
+
+    def grow(self) -> None:
+        """Take in the steps that have come. On the last one it goes on to the new last one."""
+        at_end = self.step >= len(self._steps) - 1
+        self._steps = self.journey.steps
+        if at_end:
+            self.step = max(len(self._steps) - 1, 0)
 
     def html(self) -> str:
         """What the page shows. It is made of vLLM's source: it goes to the page and nowhere else."""

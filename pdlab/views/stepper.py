@@ -17,7 +17,7 @@ NOTHING = "nothing has happened yet"
 
 
 class Stepper(ipywidgets.VBox):
-    """A cursor over the steps of a journey, as they are when it is made; at first on the last one.
+    """A cursor over the steps of a journey; at first on the last one.
 
     Attributes:
         step: index of the current step; what is set beyond the ends becomes the end.
@@ -27,7 +27,7 @@ class Stepper(ipywidgets.VBox):
     step = traitlets.Int(0)
 
     def __init__(self, journey: Journey) -> None:
-        self._steps, self._failed = journey.steps, failed(journey)
+        self.journey, self._steps, self._failed = journey, journey.steps, failed(journey)
         self.last = max(len(self._steps) - 1, 0)
         self._words, self._error = ipywidgets.HTML(), ErrorLine()
         self._back, self._on = (self._button(*of) for of in (("◀", "the step before", -1), ("▶", "the next step", 1)))
@@ -41,6 +41,15 @@ class Stepper(ipywidgets.VBox):
         self._say()
         for part in (self._play, self._slider):
             self._join(part, "value")
+
+    def grow(self) -> None:
+        """Take in the steps that have come. On the last one it goes on to the new last one."""
+        at_end = self.step == self.last
+        self._steps, self._failed = self.journey.steps, failed(self.journey)
+        self.last = self._play.max = self._slider.max = max(len(self._steps) - 1, 0)
+        if at_end:
+            self.step = self.last
+        self._say()
 
     def follow(self, *widgets: Any) -> "Stepper":
         """Let every widget that has a trait `step` go with the cursor, and move it."""
