@@ -4,9 +4,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from pdlab.claims.bench import load_beside_prefill
-from pdlab.errors import must
+from pdlab.errors import Refuted, must
 from pdlab.faults.hands import Hands
 from pdlab.faults.outcome import Seen
+from pdlab.lab.comparison import Comparison
 from pdlab.lab.halves import Got
 from pdlab.lab.lab import Lab
 from pdlab.trace.journey import Journey
@@ -19,39 +20,68 @@ def write_fails(h: Hands) -> Seen:
     """P's write has more pieces than Mooncake's TCP transport takes."""
     regions, size = len(h.d.registered_kv["regions"]), int(h.d.registered_kv["block_size"])
     blocks = PIECES // regions + 2
-    got, journey = into_falling_blocks(h, [1000 + n % 3000 for n in range(blocks * size)])
+    got, journey, before = into_falling_blocks(h, [1000 + n % 3000 for n in range(blocks * size)])
     must(got.status == 500 and "decode" in got.hop and "D's worker says" in got.reason, f"through the proxy: {got}")
     h.until(lambda: journey.of("pull.failed"), "D's worker says why")
     reason, written = journey.of("pull.failed")[0].facts["reason"], journey.of("transfer.written")[0].facts["result"]
-    must(
-        len(journey.writes) > PIECES and written != 0, f"{len(journey.writes)} pieces, and the write returned {written}"
-    )
+    must(written != 0, f"the write returned {written}")
     freed = h.until_free(h.p, h.d, patience=h.longer(10))
     must(len(journey.of("pull.received")) == 2 and not journey.of("send.expired"), "P freed its blocks without a pull")
-    h.must_serve()
+    until_served(h)
+    came = arrived(h, before)
+    must(came > 0, "nothing of it was written")
     return Seen(
         f"the transport takes {PIECES:,} pieces in a batch; of more it refuses the rest, and the write returns "
-        f"{written}; D fails at once, and sends an empty pull, with which P frees its blocks "
-        "(MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER=16384 raises the limit)",
+        f"{written}; D fails at once, and sends an empty pull, with which P frees its blocks. Much of what the "
+        "transport took arrives all the same, in blocks that D has freed; while it does, the next write may be refused "
+        "too (MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER=16384 raises the limit)",
         "500 that names D, with the reason that its worker gives",
-        {"pieces": len(journey.writes), "reason": reason, "freed_seconds": freed},
+        {"pieces": len(journey.writes), "arrived": came, "reason": reason, "freed_seconds": freed},
         journey,
     )
 
 
-def into_falling_blocks(h: Hands, prompt: list[int]) -> tuple[Got, Journey]:
+def into_falling_blocks(h: Hands, prompt: list[int]) -> tuple[Got, Journey, Comparison]:
     """Send a prompt until D takes its blocks for it in falling order, so that no two of them are one piece.
 
     A request gives its blocks back last first, so that D's free list turns round as it is used up. P computes the
     prompt once, alone, since that takes longer than D waits; then it has it in its prefix cache. D's is emptied.
+
+    Returns:
+        What the client of that one got, its journey, and both sides' blocks before the write.
     """
     h.p.complete(prompt, 1, fresh=False)
     for _ in range(2 * (h.d.usage().blocks // (len(prompt) // int(h.d.registered_kv["block_size"])) + 1)):
-        got, journey = h.ended(h.lab.submit(prompt, 1), time.monotonic())
-        if got.status != 200:
-            break
+        with h.lab.hold("before_write") as hold:
+            journey = h.lab.submit(prompt, 1)
+            hold.wait()
+            before = h.lab.compare(journey) if len(journey.writes) > PIECES else None
+        got, _ = h.ended(journey, time.monotonic())
+        if before:
+            return got, journey, before
+        must(got.status == 200, f"{len(journey.writes)} pieces: {got}")
         h.until(h.d.reset_prefix_cache, "D's blocks are free")
-    return got, journey
+    raise Refuted("D's blocks never lay in falling order")
+
+
+def until_served(h: Hands) -> None:
+    """Return once a request has the right answer; until then it has none at all."""
+
+    def served() -> bool:
+        got, _ = h.send()
+        must(got.token_ids == (h.right if got.status == 200 else ()), f"through the proxy: {got}")
+        return got.status == 200
+
+    h.until(served, "the next request is served", 20)
+
+
+def arrived(h: Hands, before: Comparison) -> int:
+    """How many blocks that were other before the write D has now as P has them."""
+    first = before.pairs[0].layer
+    blocks = [(pair.source_block, pair.destination_block) for pair in before.pairs if pair.layer == first]
+    p, d = h.p.kv_digests([source for source, _ in blocks]), h.d.kv_digests([target for _, target in blocks])
+    now = [mine == its for rows in zip(p, d, strict=True) for mine, its in zip(*rows, strict=True)]
+    return sum(equal and not pair.equal for equal, pair in zip(now, before.pairs, strict=True))
 
 
 def preemption(h: Hands) -> Seen:
