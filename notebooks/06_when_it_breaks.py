@@ -121,8 +121,8 @@ outcome
 #
 # ## It cannot be written
 #
-# D's blocks lie in falling order, so that no two can be written in one piece. A prompt of 70 blocks then needs 2,100 pieces,
-# and Mooncake's TCP transport takes 2,048 in a batch.
+# D's blocks lie in falling order, so that hardly two can be written in one piece. A prompt of 74 blocks then needs some 2,200
+# pieces, and Mooncake's TCP transport takes 2,048 in a batch.
 
 # %%
 outcome = lab.fault("write_fails")

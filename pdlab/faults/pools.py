@@ -9,6 +9,7 @@ from pdlab.faults.hands import Hands
 from pdlab.faults.outcome import Seen
 from pdlab.lab.comparison import Comparison
 from pdlab.lab.halves import Got
+from pdlab.lab.instance import Instance
 from pdlab.lab.lab import Lab
 from pdlab.trace.journey import Journey
 
@@ -19,7 +20,7 @@ PIECES = 2048  # that Mooncake's TCP transport takes in one batch
 def write_fails(h: Hands) -> Seen:
     """P's write has more pieces than Mooncake's TCP transport takes."""
     regions, size = len(h.d.registered_kv["regions"]), int(h.d.registered_kv["block_size"])
-    blocks = PIECES // regions + 2
+    blocks = PIECES // regions + 6  # some of them may follow others
     got, journey, before = into_falling_blocks(h, [1000 + n % 3000 for n in range(blocks * size)])
     must(got.status == 500 and "decode" in got.hop and "D's worker says" in got.reason, f"through the proxy: {got}")
     h.until(lambda: journey.of("pull.failed"), "D's worker says why")
@@ -42,26 +43,40 @@ def write_fails(h: Hands) -> Seen:
 
 
 def into_falling_blocks(h: Hands, prompt: list[int]) -> tuple[Got, Journey, Comparison]:
-    """Send a prompt until D takes its blocks for it in falling order, so that no two of them are one piece.
+    """Send a prompt until D takes its blocks for it in falling order, so that few of them are one piece.
 
-    A request gives its blocks back last first, so that D's free list turns round as it is used up. P computes the
-    prompt once, alone, since that takes longer than D waits; then it has it in its prefix cache. D's is emptied.
+    A request gives its blocks back last first, so that D's free list turns round as it is used up; where other requests
+    have left too many runs in it, it is shuffled. P computes the prompt once, alone, since that takes longer than D
+    waits; then it has it in its prefix cache. D's is emptied.
 
     Returns:
         What the client of that one got, its journey, and both sides' blocks before the write.
     """
     h.p.complete(prompt, 1, fresh=False)
-    for _ in range(2 * (h.d.usage().blocks // (len(prompt) // int(h.d.registered_kv["block_size"])) + 1)):
+    size = int(h.d.registered_kv["block_size"])
+    rounds = 2 * (h.d.usage().blocks // (len(prompt) // size) + 1)  # in which all blocks are used twice
+    for count in range(4 * rounds):
+        if count and count % rounds == 0:
+            shuffle(h.d, size)
         with h.lab.hold("before_write") as hold:
             journey = h.lab.submit(prompt, 1)
             hold.wait()
             before = h.lab.compare(journey) if len(journey.writes) > PIECES else None
         got, _ = h.ended(journey, time.monotonic())
-        if before:
+        if before and got.status != 200:  # of a few more pieces some are gone before the last ones come
             return got, journey, before
         must(got.status == 200, f"{len(journey.writes)} pieces: {got}")
         h.until(h.d.reset_prefix_cache, "D's blocks are free")
     raise Refuted("D's blocks never lay in falling order")
+
+
+def shuffle(d: Instance, size: int) -> None:
+    """Have requests of several lengths take D's blocks and give them back, in another order than they took them."""
+    lengths = [
+        (size * blocks - 4, tokens) for _ in range(12) for blocks, tokens in ((2, 1), (7, 4), (3, 2), (1, 3), (5, 1))
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda asked: d.complete([7000] * asked[0], asked[1], ignore_eos=True), lengths))
 
 
 def until_served(h: Hands) -> None:
