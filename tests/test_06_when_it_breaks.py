@@ -28,8 +28,10 @@ DIED = {
 }
 SOON = 3.0  # seconds
 WAITS = {"stalled_senders"}  # where nobody can know better
-# They start engines, each for some tens of seconds. prefill_killed is in the chapter, queue_full among the claims.
+# They start engines, each for some tens of seconds; or take long and are in the chapter, as prefill_killed is.
+# queue_full is among the claims.
 SLOW = {
+    *("write_fails", "client_leaves", "stalled_senders"),
     *("prefill_killed", "prefill_restarted", "decode_killed", "swapped_roles", "incomplete_parameters"),
     *("several_answers", "other_models", "other_layouts", "recompute_policy"),
     *("preemption", "queue_full", "chunked_prefill"),
