@@ -203,7 +203,7 @@ class FakeLab:
 
     def fault(self, name: str) -> Outcome:
         journey = sample("plain")
-        return Outcome(name, "something fails", "500", "400", "", {"seconds": 5.0}, Healed(), True, journey)
+        return Outcome(name, "something fails", "500", "400", "", {"seconds": 5.0}, Healed(), journey)
 
     def status(self) -> dict[str, Any]:
         return {"name": self.name, "up": True, "servers": {"proxy": {"pids": [1, 2], "log": f"{Path.home()}/p.log"}}}
