@@ -4,13 +4,14 @@ import dataclasses
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import pdlab
-from pdlab.errors import PdlabError
+from pdlab.errors import PdlabError, RequestError
 from pdlab.lab import instance as instances
 from pdlab.lab import profile as profiles
 from pdlab.lab import record as records
@@ -298,7 +299,32 @@ class TestHeal:
         monkeypatch.setattr(starts, "restart", restart)
         monkeypatch.setattr(instances.Instance, "usage", lambda instance: self.usage[instance.role])
         monkeypatch.setattr(instances.Instance, "reset_prefix_cache", lambda _: True)
+        self.refusals: list[int] = []  # statuses that the next requests are answered with
+        monkeypatch.setattr("pdlab.lab.heal.complete", self.complete)
+        monkeypatch.setattr("pdlab.lab.heal.RECOVERY", 0.05)
         monkeypatch.setattr("pdlab.lab.heal.MARGIN", -14.0)  # a second, of the 15 that P waits
+
+    def complete(self, *_: object, **__: object) -> None:
+        time.sleep(0.02)
+        if self.refusals:
+            raise RequestError(self.refusals.pop(), "no")
+
+    def test_a_p_whose_writes_go_on_failing(self, lab: Callable[..., Record]) -> None:
+        lab()
+        found = attach()
+        self.refusals = [500] * 100
+        try:
+            healed = found.heal(lambda *_: None)
+            assert healed == Healed(mute=True) and self.restarts == [["prefill"]]
+            assert repr(healed).startswith("<healed: prefill's writes to decode failed: prefill started again")
+        finally:
+            found.down()
+
+    @pytest.mark.parametrize("refusals", [[500], [503]])
+    def test_one_request_that_fails_is_not_enough(self, refusals: list[int], lab: Callable[..., Record]) -> None:
+        lab()
+        self.refusals = refusals
+        assert not attach().heal().mute and self.restarts == []
 
     def test_nothing_is_wrong(self, lab: Callable[..., Record]) -> None:
         lab()

@@ -48,6 +48,7 @@ class Outcome:
     def after(self) -> str:
         """The lab, afterwards, in words."""
         again = [*self.healed.started, *(f"{role}, which kept its blocks," for role in self.healed.stuck)]
+        again += ["prefill, whose writes failed,"] if self.healed.mute else []
         lab = f"healed: {' and '.join(again)} started again" if again else "all blocks came back by themselves"
         return f"{lab}; the next answer is right"
 

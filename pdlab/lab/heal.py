@@ -3,9 +3,10 @@
 import time
 from typing import TYPE_CHECKING
 
-from pdlab.errors import PdlabError
+from pdlab.errors import PdlabError, RequestError
 from pdlab.lab import record as records
 from pdlab.lab import start
+from pdlab.lab.answer import complete
 from pdlab.lab.healed import Healed
 from pdlab.lab.instance import Instance
 from pdlab.lab.progress import progress
@@ -16,6 +17,7 @@ from pdlab.lab.startup import Report
 if TYPE_CHECKING:
     from pdlab.lab.lab import Lab
 
+RECOVERY = 5.0  # seconds in which Mooncake's transport takes writes again, if it refused a few pieces
 MARGIN = 3.0  # seconds after VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, at which P gives up
 
 
@@ -35,7 +37,10 @@ def heal(lab: "Lab", report: Report | None = None) -> Healed:
         _start_again(lab, record, [*died, *stuck], report)
         late = _stuck(lab, patience)
         _start_again(lab, record, late, report)
-    return Healed(tuple(died), (*stuck, *late), _empty_caches(lab))
+        mute = _is_mute(lab)
+        if mute:  # the refused pieces are on the account of this P's Transfer Engine
+            _start_again(lab, record, ["prefill"], report)
+    return Healed(tuple(died), (*stuck, *late), _empty_caches(lab), mute)
 
 
 def catch_up(lab: "Lab") -> None:
@@ -100,6 +105,21 @@ def _keeps_only(engine: Instance) -> bool:
     """Whether all that it has to do is to keep the blocks of requests that ended."""
     usage = engine.usage()
     return bool(usage.kept) and not usage.under_way
+
+
+def _is_mute(lab: "Lab") -> bool:
+    """Whether P's writes to D go on failing, though both engines are well; not asked beside other requests."""
+    deadline = time.monotonic() + RECOVERY
+    while not sum(engine.usage().under_way for engine in lab.engines):
+        try:
+            complete(lab.proxy.url, "Hello", 1, {}, who="the proxy", fresh=True)
+            return False
+        except RequestError as error:
+            if error.status != 500:  # that is no matter of a write
+                return False
+            if time.monotonic() > deadline:
+                return True
+    return False
 
 
 def _empty_caches(lab: "Lab") -> int:
