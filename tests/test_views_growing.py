@@ -16,6 +16,7 @@ from tests.traces import P_FIRST, WHOLE, recorded_journey
 
 LAST = 24  # steps 1 to 23, of these 1 and 2 of both halves; counted from 0
 ANSWER = Answer("", (1,), 143, "length", "pdlab-1", None)
+_others: list[threading.Thread] = []
 FIGURES: dict[str, Callable[[Journey], Any]] = {
     "sequence": views.sequence_view,
     "blocks": views.blocks_view,
@@ -50,6 +51,7 @@ class UnderWay:
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Looks in quick succession; and none is left behind."""
     monkeypatch.setattr(growing, "LOOK", 0.01)
+    _others[:] = [thread for thread in threading.enumerate() if thread.name == "pdlab-growing"]
     yield
     wait_until(lambda: not followers(), "the end of the thread that looks")
 
@@ -60,7 +62,8 @@ def under_way() -> UnderWay:
 
 
 def followers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "pdlab-growing"]
+    """The threads of this test: those of other tests may follow journeys that never end."""
+    return [thread for thread in threading.enumerate() if thread.name == "pdlab-growing" and thread not in _others]
 
 
 @pytest.mark.parametrize("name", FIGURES)
